@@ -39,6 +39,13 @@ impl Gate {
         any
     }
 
+    /// Why the memory stays, where anybody lives here, and what to do about it.
+    pub(crate) fn why_it_stays(&self) -> Option<&'static str> {
+        self.has_residents().then_some(
+            "buffers of the module cudarc live, which cudarc uses without asking the pool: drop them first, or use millpond::Buffer",
+        )
+    }
+
     /// Closes the gate, and waits until nobody is inside: for as long as it takes to give work to the device.
     pub(crate) fn close(&self) {
         self.inside.fetch_or(i32::MIN, Ordering::Relaxed);

@@ -48,7 +48,7 @@ use crate::typed::range_in;
 /// # Ok(())
 /// # }
 /// ```
-// cudarc's own mutable views cannot be cut and outlive what they were cut from, but for those of its slice of bytes.
+// It wraps a view of bytes. A mutable view of cudarc's of another type can be cut only into parts that end with that view.
 #[must_use]
 pub struct ViewMut<'a, T> {
     /// From the first element on; those behind the last one are not its.

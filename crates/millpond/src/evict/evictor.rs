@@ -131,11 +131,8 @@ impl Evict {
         let Some(whole) = core.whole() else {
             return refuse("it is no part of another pool: put what is to be evicted in Pool::tagged");
         };
-        if core.gate.has_residents() {
-            return refuse(
-                "buffers of the module cudarc live, which cudarc uses without asking the pool: drop them first, or use \
-                 millpond::Buffer",
-            );
+        if let Some(why) = core.gate.why_it_stays() {
+            return refuse(why);
         }
         // Without the pool's lock: the device may be waiting for a function of the host that uses the pool.
         if !core.timelines.wait_for_other_threads()? {

@@ -100,11 +100,8 @@ pub(crate) struct Excluded<'a>(#[expect(dead_code)] MutexGuard<'a, Sleeper>);
 impl Sleeper {
     fn sleep_behind_gate(&mut self, core: &Core, keep: Keep) -> Result<u64> {
         let refuse = |why| Err(Error::CannotSleep { pool: core.name_of(), why });
-        if core.gate.has_residents() {
-            return refuse(
-                "buffers of the module cudarc live, which cudarc uses without asking the pool: drop them first, or use \
-                 millpond::Buffer",
-            );
+        if let Some(why) = core.gate.why_it_stays() {
+            return refuse(why);
         }
         // Without the pool's lock: the device may be waiting for a function of the host that uses the pool.
         if !core.timelines.synchronize_device_unless_capturing()? {
