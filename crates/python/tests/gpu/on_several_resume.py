@@ -69,7 +69,8 @@ def resumed(job: Job, script: str, ranks: int = 4) -> None:
         folder = Path(name)
         variables = {FOLDER: name}
         first = Turn(script, "resumable", job.allocator, ranks, {**variables, DIES_AT: str(DEATH)})
-        second = Turn(script, "resumable", job.allocator, ranks - 1, variables)
+        # Also where one is left, which alone has no rank of its own.
+        second = Turn(script, "resumable", job.allocator, ranks - 1, {**variables, "RANK": "0", "LOCAL_RANK": "0"})
         try:
             results, wrong = first.finish(25)
             assert not results and f"rank {ranks - 1}: status -9" in wrong, wrong

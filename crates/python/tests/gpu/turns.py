@@ -95,11 +95,11 @@ class Turn:
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(processes)}
         self.running: list[tuple[subprocess.Popen[str], Any]] = []
         for rank in range(processes):
-            ranks = {**place, "RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {}
+            ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {}
             # Its end is where each write goes, wherever it is read.
             said = tempfile.NamedTemporaryFile("a")
             process = subprocess.Popen(
-                [sys.executable, script, "--child", name, allocator], env={**common, **ranks}, text=True,
+                [sys.executable, script, "--child", name, allocator], env={**common, **place, **ranks}, text=True,
                 stdin=subprocess.PIPE, stdout=said, stderr=subprocess.STDOUT, process_group=0,
             )
             self.running.append((process, said))
