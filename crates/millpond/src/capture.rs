@@ -103,7 +103,7 @@ impl CapturePool {
     pub fn begin_where(&self, takes: impl Fn(&Stream) -> bool + Send + Sync + 'static) -> Result<Capturing> {
         let Claim { pool, id } = &*self.claim;
         pool.check_process()?;
-        pool.check_not_destroyed(&pool.state.lock())?;
+        pool.check_not_destroyed()?;
         pool.timelines.begin_capture();
         let takes: Arc<Filter> = Arc::new(takes);
         let mut state = pool.state.lock();

@@ -12,6 +12,7 @@
 
 use super::arenas::ArenaId;
 use super::freeing::free;
+use super::giving_back::unlock_logging;
 use super::limits::limit_exceeded;
 use super::making_room::{out_of_memory, under_pressure};
 use super::pool_core::{Core, PoolState};
@@ -202,7 +203,9 @@ fn try_alloc(core: &Core, (bytes, align): (u64, u64), stream: &Stream) -> Result
     if longer > units && matches!(found, Err(Refusal::Short { .. })) {
         found = climb(core, &mut state, &request, rungs);
     }
-    Ok(found.map(|found| hand_out(core, &mut state, &found, bytes)))
+    let given = found.map(|found| hand_out(core, &mut state, &found, bytes));
+    unlock_logging(core, state);
+    Ok(given)
 }
 
 fn climb(
@@ -324,12 +327,14 @@ fn try_reserve(core: &Core, bytes: u64, stream: &Stream) -> Result<std::result::
     };
     let arena = &mut state.arenas.own;
     let found = arena.alloc((core.caches.sizes().units(bytes), 1), stream, effort);
-    Ok(found.map(|found| {
+    let made = found.map(|found| {
         // SAFETY: the block is allocated, and the arena is this pool's.
         let is_free =
             found.is_some_and(|found| arena.take_back(unsafe { found.descriptor.get() }, stream.fence()));
         debug_assert!(is_free, "it was just allocated, and nobody was told");
-    }))
+    });
+    unlock_logging(core, state);
+    Ok(made)
 }
 
 #[cfg(test)]

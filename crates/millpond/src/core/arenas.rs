@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use crate::device::{DevicePtr, DeviceResult};
-use crate::extents::{self, Arena, Pointer};
+use crate::extents::{self, Arena, Gone, Leaving, Pointer};
 use crate::log::log;
 use crate::order::{Fence, Stream};
 
@@ -28,6 +28,8 @@ pub(crate) struct Arenas {
     let_go: Vec<ArenaId>,
     /// Those that keep their pages, and may hold some that a request in vain left parked. With room for all.
     failed: Vec<ArenaId>,
+    /// How many segments were taken to be given back, and are not settled.
+    under_way: usize,
 }
 
 #[cfg(test)]
@@ -38,8 +40,8 @@ thread_local! {
 
 impl Arenas {
     pub(crate) fn new(own: Arena) -> Self {
-        let (keeping, released, let_go, failed) = Default::default();
-        Self { own, keeping, released, let_go, failed }
+        let (keeping, released, let_go, failed, under_way) = Default::default();
+        Self { own, keeping, released, let_go, failed, under_way }
     }
 
     /// Adds one that keeps its pages.
@@ -142,7 +144,7 @@ impl Arenas {
             #[cfg(test)]
             VISITS.set(VISITS.get() + 1);
             let torn_down = extents::tear_down(arena);
-            let is_gone = torn_down.is_ok() && arena.blocks() == 0 && arena.held() == 0;
+            let is_gone = torn_down.is_ok() && is_empty(arena);
             if let Err(error) = torn_down {
                 log!(WARN, "memory of a capture could not be given back; it is tried again", error);
             }
@@ -192,11 +194,47 @@ impl Arenas {
         }
     }
 
+    /// Takes the segments that leave, to be given back without the lock, and [settled](Self::settle).
+    pub(crate) fn take_leaving(&mut self) -> Vec<Leaving> {
+        let mut taken = Vec::new();
+        // Nearly always there are none.
+        if self.own.pages.counters.leaving.current() > 0 {
+            self.iter_mut().for_each(|(_, arena)| extents::take_leaving(arena, &mut taken));
+            self.under_way += taken.len();
+        }
+        taken
+    }
+
+    /// Whether segments are given back now.
+    pub(crate) fn any_under_way(&self) -> bool {
+        self.under_way > 0
+    }
+
+    /// Ends what [`take_leaving`](Self::take_leaving) began, for one segment. Returns the bytes that the driver has again.
+    pub(crate) fn settle(&mut self, gone: Gone) -> DeviceResult<u64> {
+        self.under_way -= 1;
+        let id = gone.leaving.memory.map(ArenaId);
+        let arena = self.named_mut(id).expect("an arena stays as long as it holds memory");
+        let freed = extents::settle(arena, gone);
+        if let Some(id) = id
+            && !arena.keeps()
+            && is_empty(arena)
+        {
+            self.keeping.remove(&id);
+            self.let_go.retain(|other| *other != id);
+        }
+        freed
+    }
+
     /// The pool is at its end: gives everything back, but what a replay may still use. Better lost than taken from it.
     pub(crate) fn tear_down(&mut self) -> DeviceResult<()> {
         self.trim();
         extents::tear_down(&mut self.own)
     }
+}
+
+fn is_empty(arena: &Arena) -> bool {
+    arena.blocks() == 0 && arena.held() == 0
 }
 
 #[cfg(test)]

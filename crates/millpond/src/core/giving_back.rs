@@ -31,32 +31,37 @@ fn trim_after(core: &Core, keep: u64, collect: impl FnOnce(&Core) -> bool) -> De
     }
     collect(core);
     let mut state = core.state.lock();
-    let is_destroyed = state.destroyed;
-    let keep = if is_destroyed { 0 } else { keep };
-    let released = if state.is_asleep { Ok(0) } else { trim_under_lock(core, &mut state, keep) };
-    drop(state);
-    if let Ok(bytes @ 1..) = released {
-        log!(DEBUG, "a pool was trimmed", pool = core.name, bytes, keep);
+    let keep = if core.is_destroyed() { 0 } else { keep };
+    let before = core.counters.reserved.current();
+    let trimmed = if state.is_asleep { Ok(false) } else { trim_under_lock(core, &mut state, keep) };
+    let released = before.saturating_sub(core.counters.reserved.current());
+    let (freed, given_back) = unlock(core, state);
+    let (released, trimmed) = (released + freed, given_back.and(trimmed));
+    if trimmed == Ok(true) {
+        core.recording.trim(keep, released);
     }
-    if is_destroyed {
+    if trimmed.is_ok() && released > 0 {
+        log!(DEBUG, "a pool was trimmed", pool = core.name, bytes = released, keep);
+    }
+    // Also where it was destroyed meanwhile: what was to be freed was held then.
+    if core.is_destroyed() {
         bury(core);
     }
-    released
+    trimmed.map(|_| released)
 }
 
-fn trim_under_lock(core: &Core, state: &mut PoolState, keep: u64) -> DeviceResult<u64> {
+/// Returns whether more was held than is to be kept.
+fn trim_under_lock(core: &Core, state: &mut PoolState, keep: u64) -> DeviceResult<bool> {
     core.collect_ended(state);
-    let before = core.counters.reserved.current();
-    let released = || before.saturating_sub(core.counters.reserved.current());
     state.arenas.trim();
     state.arenas.trim_parked(keep);
-    let left = core.counters.reserved.current();
+    let left = core.counters.staying();
     if left <= keep {
         if left == 0 {
             // Mappings may be left of pages that tags have now.
             extents::reap(&mut state.arenas.own);
         }
-        return Ok(released());
+        return Ok(false);
     }
     core.empty_caches(state);
     let began = core.now();
@@ -64,9 +69,44 @@ fn trim_under_lock(core: &Core, state: &mut PoolState, keep: u64) -> DeviceResul
     core.counters.note_device_time(core.since(began));
     let (locked, arena) = state.for_caches();
     core.caches.revoke(locked, arena, true);
-    trimmed?;
-    core.recording.trim(keep, released());
-    Ok(released())
+    trimmed.map(|()| true)
+}
+
+/// Unlocks. The segments that left under the lock go back to the driver without it: their free waits for the device, which may wait for a
+/// function of the host that asks the pool. Returns the bytes that went, and the first error: what the driver refused is free again.
+pub(crate) fn unlock(core: &Core, mut state: MutexGuard<'_, PoolState>) -> (u64, DeviceResult<()>) {
+    let leaving = state.arenas.take_leaving();
+    drop(state);
+    let (mut bytes, mut done) = (0, Ok(()));
+    for segment in leaving {
+        let began = core.now();
+        let gone = segment.go();
+        let mut state = core.state.lock();
+        core.counters.note_device_time(core.since(began));
+        let freed = state.arenas.settle(gone);
+        drop(state);
+        core.settled.notify_all();
+        bytes += freed.as_ref().map_or(0, |freed| *freed);
+        done = done.and(freed.map(drop));
+    }
+    (bytes, done)
+}
+
+/// As [`unlock`], where nobody is told of an error.
+pub(crate) fn unlock_logging(core: &Core, state: MutexGuard<'_, PoolState>) {
+    if let (_, Err(error)) = unlock(core, state) {
+        log!(WARN, "a segment could not be given back; it is tried again", error, pool = core.name);
+    }
+}
+
+/// Waits until no thread gives segments back: who is short of memory needs those. Returns whether one did.
+pub(super) fn wait_for_leaving(core: &Core) -> bool {
+    let mut state = core.state.lock();
+    let any = state.arenas.any_under_way();
+    while state.arenas.any_under_way() {
+        state = core.settled.wait(state);
+    }
+    any
 }
 
 /// As [`trim`]. If that is not enough, waits for the work on what is free.
@@ -80,10 +120,12 @@ pub(super) fn trim_waiting(core: &Core, keep: u64) -> Result<u64> {
     Ok(before.saturating_sub(core.counters.reserved.current()))
 }
 
-/// Waits until no work uses what is free, and memory of captures that nobody claims is free. Without the pool's lock: the device
-/// may be waiting for a function of the host that uses the pool. Returns whether there was anything to wait for.
+/// Waits until no work uses what is free, memory of captures that nobody claims is free, and segments that leave have gone. Without
+/// the pool's lock: the device may be waiting for a function of the host that uses the pool. Returns whether there was anything to
+/// wait for.
 pub(super) fn wait_for_free(core: &Core) -> Result<bool> {
-    let any = let_go_of_released(core) | core.unwrap_blocks(true) | collect_held(core);
+    let any =
+        let_go_of_released(core) | core.unwrap_blocks(true) | collect_held(core) | wait_for_leaving(core);
     let mut state = core.state.lock();
     core.empty_caches(&mut state);
     let fence = state.arenas.fence_of_all_free();
@@ -123,8 +165,8 @@ pub(crate) fn free_behind(core: &Core, freed: Vec<(DevicePtr, Fence)>) -> bool {
 /// Ends frees under the lock. The memory of a destroyed pool goes back with its last block: what pending work still uses goes when
 /// the host next synchronises, or with the context.
 pub(super) fn unlock_freed(core: &Core, state: MutexGuard<'_, PoolState>) {
-    let gives_back = state.destroyed && (core.keeps_nothing || core.counted().blocks.current == 0);
-    drop(state);
+    let gives_back = core.is_destroyed() && (core.keeps_nothing || core.counted().blocks.current == 0);
+    unlock_logging(core, state);
     if gives_back {
         end_sleep(core);
         if let Err(error) = trim(core, 0) {
@@ -158,6 +200,7 @@ pub(crate) fn let_go_of_released(core: &Core) -> bool {
     if lets_go {
         state.arenas.let_go_until(newest);
     }
+    unlock_logging(core, state);
     lets_go
 }
 
@@ -199,7 +242,8 @@ pub(crate) fn close(core: &Core) -> Result<()> {
     core.recording.end();
     let mut state = core.state.lock();
     // It allocates no more from now on.
-    if std::mem::replace(&mut state.destroyed, true) {
+    // Relaxed: see `is_destroyed`.
+    if core.destroyed.swap(true, Ordering::Relaxed) {
         return Ok(());
     }
     core.pause_caches(&mut state);
@@ -221,7 +265,11 @@ fn end(core: &Core) -> Result<()> {
     if let Some(whole) = whole_with_pages(core) {
         whole.state.lock().arenas.own.reap_arriving();
     }
-    core.state.lock().arenas.tear_down()?;
+    let mut state = core.state.lock();
+    let torn_down = state.arenas.tear_down();
+    let (_, given_back) = unlock(core, state);
+    wait_for_leaving(core);
+    torn_down.and(given_back)?;
     waited?;
     match core.state.lock().arenas.own.held() {
         0 => Ok(()),
@@ -249,9 +297,8 @@ impl<P: HasCore> AfterSync for P {
         let_go_of_released(core);
         // Relaxed: a setting; it takes effect at the next synchronise.
         let keep = core.release_threshold.load(Ordering::Relaxed);
-        // Programs synchronise often; a pool that was destroyed has nothing else to do. The lock is taken for that only while some
-        // block is held, and where the gate is open.
-        let collect = |core: &Core| match core.holds.any() && core.state.lock().destroyed {
+        // Programs synchronise often; a pool that was destroyed has nothing else to do.
+        let collect = |core: &Core| match core.is_destroyed() {
             true => collect_held(core),
             false => collect_some_held(core),
         };

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::callbacks::Reclaimer;
-use super::giving_back::{trim, trim_waiting, wait_for_free};
+use super::giving_back::{trim, trim_waiting, wait_for_free, wait_for_leaving};
 use super::pool_core::Core;
 use crate::budgets::{Limits, Shortage, Tenancy};
 use crate::error::{Error, Result};
@@ -60,10 +60,10 @@ pub(crate) fn make_room<T>(
     for step in steps {
         let has_made_room = match step {
             Step::WaitForFences => wait_for_free(core)?,
-            Step::ReleaseSome => trim(core, core.counters.reserved.current().saturating_sub(bytes))? > 0,
+            Step::ReleaseSome => release(core, core.counters.reserved.current().saturating_sub(bytes))?,
             // Worth a try also where nothing is left: a request that failed has given back its own pages, of
             // whatever size.
-            Step::ReleaseAll => trim(core, 0).map(|_| true)?,
+            Step::ReleaseAll => release(core, 0).map(|_| true)?,
             Step::TrimOthers => trim_others(core)?,
             Step::AskProcesses => ask_processes(core, bytes, short, &mut patience),
             Step::Reclaim(reclaimer) => core.reclaimers.enter().is_some_and(|_entered| reclaimer(bytes)),
@@ -80,6 +80,12 @@ pub(crate) fn make_room<T>(
         }
     }
     Ok(Err(short.0))
+}
+
+/// Gives free memory back until so much is held, with what other threads give back now. Returns whether there was any.
+fn release(core: &Core, keep: u64) -> Result<bool> {
+    let released = trim(core, keep)? > 0;
+    Ok(wait_for_leaving(core) | released)
 }
 
 /// Makes room for a request of the program's, by all steps.

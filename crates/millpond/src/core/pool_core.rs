@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ use crate::order::{Fence, Reuse, Stream, Timelines};
 use crate::policy::ledger::Ledger;
 use crate::record::Recording;
 use crate::system::host_memory::name_for_error;
-use crate::system::lock::{Mutex, MutexGuard};
+use crate::system::lock::{Condvar, Mutex, MutexGuard};
 use crate::system::process::OfProcess;
 
 /// See the [module](self).
@@ -50,6 +50,8 @@ pub(crate) struct Core {
     pub(crate) caches: OfProcess<Caches>,
     pub(crate) routes: Routes,
     pub(crate) state: OfProcess<Mutex<PoolState>>,
+    /// Told when a segment that was given back is settled.
+    pub(crate) settled: Condvar,
     pub(crate) release_threshold: AtomicU64,
     pub(crate) reclaimers: Callbacks<Reclaimer>,
     pub(crate) observers: Callbacks<Observer>,
@@ -61,6 +63,8 @@ pub(crate) struct Core {
     pub(crate) wrapping: Option<Arc<dyn Wrapping<Self>>>,
     /// The pool that this one is a part of, under the same limits: pages may pass between both.
     pub(crate) part_of: Option<Weak<dyn HasCore>>,
+    /// Set for ever under the lock. Who reads it without may be told too late.
+    pub(crate) destroyed: AtomicBool,
     /// Whether memory goes back as soon as it is free.
     pub(crate) keeps_nothing: bool,
     /// Whether each block is zeros when it is allocated.
@@ -88,7 +92,6 @@ pub(crate) struct PoolState {
     pub(crate) arenas: Arenas,
     pub(crate) locked: Locked,
     pub(crate) ledger: Ledger,
-    pub(crate) destroyed: bool,
     /// While the pool sleeps: nothing is allocated, moved or given back.
     pub(crate) is_asleep: bool,
 }
@@ -215,14 +218,20 @@ impl Core {
         }
     }
 
-    pub(crate) fn check_not_destroyed(&self, state: &PoolState) -> Result<()> {
-        if state.destroyed { Err(Error::PoolDestroyed { pool: self.name_of() }) } else { Ok(()) }
+    /// Whether it allocates no more, for ever.
+    pub(crate) fn is_destroyed(&self) -> bool {
+        // Relaxed: who depends on what came before has the lock.
+        self.destroyed.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn check_not_destroyed(&self) -> Result<()> {
+        if self.is_destroyed() { Err(Error::PoolDestroyed { pool: self.name_of() }) } else { Ok(()) }
     }
 
     /// Refuses an allocation of a pool that was destroyed, or sleeps.
     #[inline]
     pub(crate) fn check_allocates(&self, state: &PoolState) -> Result<()> {
-        self.check_not_destroyed(state)?;
+        self.check_not_destroyed()?;
         if state.is_asleep { Err(self.error_asleep()) } else { Ok(()) }
     }
 
@@ -256,7 +265,7 @@ impl Core {
 
     /// Caches again, unless the pool sleeps, was destroyed, or requests have a route.
     pub(crate) fn resume_caches(&self, state: &mut PoolState) {
-        if !state.is_asleep && !state.destroyed && self.routes.is_empty() {
+        if !state.is_asleep && !self.is_destroyed() && self.routes.is_empty() {
             self.caches.resume(&mut state.locked);
         }
     }
@@ -284,7 +293,8 @@ impl Core {
 
     // ---- figures ---------------------------------------------------------------------------------
 
-    /// Whether nothing of the pool has to outlive its last handle.
+    /// Whether nothing of the pool has to outlive its last handle. Of a pool that outlives it, the answer is never yes too early: no
+    /// thread allocates any more, and the registry's lock orders this after what they allocated. Frees may be seen late.
     pub(crate) fn holds_nothing(&self) -> bool {
         self.counters.reserved.current() == 0 && self.counted().blocks.current == 0
     }

@@ -96,7 +96,7 @@ fn copy_out(evicted: &Evicted, core: &Core, out: &Stream) -> Result<Vec<Batch>, 
 /// Has all pages pass, or none. Returns their bytes.
 fn pass(evicted: &mut Evicted, whole: &Core, arenas: &mut Arenas, batches: &[Batch]) -> Result<u64, Refused> {
     let mut state = whole.state.lock();
-    if state.destroyed || state.is_asleep {
+    if whole.is_destroyed() || state.is_asleep {
         return Err(Refused::Because("its pool sleeps or was destroyed: wake that first"));
     }
     let there = &mut state.arenas.own.pages;

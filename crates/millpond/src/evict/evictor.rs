@@ -144,7 +144,7 @@ impl Evict {
         core.unwrap_before_leaving();
         collect_held(core);
         let mut state = core.state.lock();
-        core.check_not_destroyed(&state)?;
+        core.check_not_destroyed()?;
         // Under the lock, under which blocks are shared.
         if core.holds.any() {
             return refuse("other processes may use blocks of it: wait until they have let go");

@@ -54,6 +54,8 @@ pub(crate) struct Arena {
     pub(crate) pages: Pages,
     pub(super) old_mappings: OldMappings,
     pub(super) shortening: Shortening,
+    /// The least alignment that a segment was needed with, and that the device did not give by itself.
+    pub(super) never_aligned: Option<u64>,
 }
 
 impl Arena {
@@ -70,6 +72,7 @@ impl Arena {
             pages,
             old_mappings: OldMappings::default(),
             shortening: Shortening::default(),
+            never_aligned: None,
         }
     }
 
@@ -196,12 +199,35 @@ impl Arena {
 
     /// The ranges of live bytes, in the order of their addresses. Those with at most `gap` free bytes between them are one.
     pub(crate) fn live_ranges(&self, gap: u64) -> DeviceResult<Vec<(DevicePtr, u64)>> {
-        self.map.ranges(gap, |state| state == ExtentState::Allocated)
+        self.ranges(gap, |state| state == ExtentState::Allocated)
     }
 
     /// The address ranges that pages back: first address and bytes of each.
     pub(crate) fn backed(&self) -> DeviceResult<Vec<(DevicePtr, u64)>> {
-        self.map.ranges(0, |state| matches!(state, ExtentState::Allocated | ExtentState::Free))
+        self.ranges(0, |state| matches!(state, ExtentState::Allocated | ExtentState::Free))
+    }
+
+    /// The ranges of the extents of which `counts` is true, in the order of their addresses: first address and bytes of each.
+    /// Between two parts of one range lie at most `gap` bytes.
+    fn ranges(&self, gap: u64, counts: impl Fn(ExtentState) -> bool) -> DeviceResult<Vec<(DevicePtr, u64)>> {
+        let mut ranges: Vec<(DevicePtr, u64)> = Vec::new();
+        for (_, region) in self.map.regions.iter() {
+            let of_others = ranges.len();
+            for id in self.map.until(region.head, u64::MAX).filter(|id| counts(self.map[*id].state)) {
+                let (at, bytes) = (self.map.address_of(id), self.map.bytes(id));
+                match ranges[of_others..].last_mut() {
+                    Some((first, length)) if at.raw() - first.raw() <= *length + gap => {
+                        *length = at.raw() - first.raw() + bytes;
+                    }
+                    _ => {
+                        self.map.ensure(ranges.try_reserve(1).is_ok())?;
+                        ranges.push((at, bytes));
+                    }
+                }
+            }
+        }
+        ranges.sort_unstable();
+        Ok(ranges)
     }
 
     /// Bytes of the longest free extent: the largest request that needs no page.
@@ -209,9 +235,9 @@ impl Arena {
         self.map.free().map(|id| self.map.bytes(id)).max().unwrap_or(0)
     }
 
-    /// Bytes that are reserved, by all that count together with this one.
+    /// Bytes that are reserved, by all that count together with this one, without what leaves.
     pub(super) fn reserved(&self) -> u64 {
-        self.pages.counters.reserved.current()
+        self.pages.counters.staying()
     }
 
     /// Whether long pages should be exchanged for short ones before a block of so many units is allocated, if there is time.

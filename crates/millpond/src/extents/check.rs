@@ -101,6 +101,10 @@ fn check_extent(arena: &Arena, id: ExtentId, extent: &Extent) -> Result<(), Stri
             let bytes = page_of(extent.state).map(|page| arena.pages.bytes_of(page));
             ensure!(Some(map.bytes(id)) == bytes, "old mapping {id:?} is not as long as its page");
         }
+        ExtentState::Leaving(page) => {
+            let is_away = arena.pages.segment_at(page).is_some() && arena.pages.home(page).is_none();
+            ensure!(is_away, "{id:?} leaves, and {page:?} is no segment that lies nowhere");
+        }
         ExtentState::Entered => return Err(format!("{id:?} was entered, and not joined")),
         ExtentState::Allocated | ExtentState::Unused => {}
     }
@@ -135,6 +139,8 @@ fn check_pages(arena: &Arena) -> Result<(), String> {
         let mark = &pages.get(page).mark;
         mark.set(mark.get() + 1);
     }
+    let leaves =
+        |page| arena.map.extents.iter().any(|(_, extent)| extent.state == ExtentState::Leaving(page));
     let (mut parked, mut arriving) = (ParkedCursor::of(pages), ParkedCursor::of_arriving(pages));
     let linked = std::iter::from_fn(|| parked.take(u64::MAX).or_else(|| arriving.take(u64::MAX)));
     let linked = linked.take(pages.records()).filter(|page| pages.is_parked(*page)).count();
@@ -142,9 +148,11 @@ fn check_pages(arena: &Arena) -> Result<(), String> {
     ensure!(parked == linked, "{parked} parked pages, of which {linked} are linked");
     for (id, page) in pages.iter() {
         let home = pages.home(id);
-        let places = u8::from(pages.is_parked(id)) + u8::from(home.is_some()) + u8::from(page.is_given());
-        ensure!(places == 1, "{id:?} is parked, at home and given away, or nothing of that");
-        let is_elsewhere = page.arrives_behind().is_some();
+        let leaves = home.is_none() && pages.is_segment(id) && leaves(id);
+        let places = [pages.is_parked(id), home.is_some(), page.is_given(), leaves];
+        let places = places.into_iter().filter(|is_there| *is_there).count();
+        ensure!(places == 1, "{id:?} is parked, at home, given away and leaves, or nothing of that");
+        let is_elsewhere = page.arrives_behind().is_some() || leaves;
         let mappings = page.mark.take() + u32::from(home.is_some()) + u32::from(is_elsewhere);
         ensure!(page.mappings == mappings, "{id:?}: {mappings} mappings were counted");
         if let Some((region, (first, _))) = home {

@@ -32,6 +32,8 @@ pub(super) enum ExtentState {
     Dormant(PageId),
     /// A dormant mapping whose work is complete, so that it may be removed. Its fence is empty.
     Idle(IdleMapping),
+    /// A segment that leaves ([`segments`](super::segments)), and all of its region. In no index.
+    Leaving(PageId),
     /// The record is unused.
     Unused,
 }

@@ -31,6 +31,8 @@ pub(super) struct ExtentMap {
     pub(super) index: HoleIndex,
     /// The free extents that have a whole base page, and the others.
     free: [ExtentList; 2],
+    /// The segments that leave, and that nobody has taken yet to give them back.
+    pub(super) leaving: ExtentList,
     /// Whether there may be free neighbours that were not joined.
     pub(super) has_unmerged: bool,
     /// Counts frees, to tell old free extents from young ones.
@@ -56,6 +58,7 @@ impl ExtentMap {
             extents: Extents::default(),
             index: HoleIndex::default(),
             free: Default::default(),
+            leaving: ExtentList::default(),
             has_unmerged: false,
             frees: 0,
             blocks: 0,
@@ -125,26 +128,34 @@ impl ExtentMap {
     ) -> ExtentId {
         let units = bytes / self.layout.unit_bytes;
         let head = self.extents.add(Extent::whole(self.regions.next_id(), zone, units, state));
-        self.index.insert(zone, Hole::new(self.extents[head].region, (0, units), None));
         self.regions.add(Region { base, bytes, head, first_block: None, backing });
-        self.list(head);
+        self.publish_region(head);
         head
     }
 
-    /// Forgets a region that is one extent, free or unmapped, and has `give_back` give its addresses back. On an error
-    /// it stays.
-    pub(super) fn remove_region(
-        &mut self,
-        id: u32,
-        give_back: impl FnOnce(&Region) -> DeviceResult<()>,
-    ) -> DeviceResult<()> {
-        let head = self.regions.get(id).head;
-        self.regions.remove(id, give_back)?;
-        self.unlist(head);
+    /// Publishes a region that is one extent, free or unmapped, and enters it into what is looked through.
+    pub(super) fn publish_region(&mut self, head: ExtentId) {
+        let Extent { region, zone, units, .. } = self.extents[head];
+        self.regions.publish(region);
+        self.index.insert(zone, Hole::new(region, (0, units), None));
+        self.list(head);
+    }
+
+    /// Undoes [`publish_region`](Self::publish_region), before the addresses go: another pool may get them at once. Returns what the
+    /// region is.
+    pub(super) fn withdraw_region(&mut self, region: u32) -> ExtentId {
+        let head = self.regions.get(region).head;
         let Extent { zone, units, .. } = self.extents[head];
-        self.index.remove(zone, Hole::new(id, (0, units), None));
+        self.unlist(head);
+        self.index.remove(zone, Hole::new(region, (0, units), None));
+        self.regions.withdraw(region);
+        head
+    }
+
+    /// Forgets a region that was [withdrawn](Self::withdraw_region).
+    pub(super) fn forget_region(&mut self, head: ExtentId) {
+        self.regions.forget(self.extents[head].region);
         self.extents.remove_alone(head);
-        Ok(())
     }
 
     // ---- extents ---------------------------------------------------------------------------------
@@ -293,33 +304,6 @@ impl ExtentMap {
         whole
     }
 
-    /// The ranges of the extents of which `counts` is true, in the order of their addresses: first address and bytes of each.
-    /// Between two parts of one range lie at most `gap` bytes.
-    pub(super) fn ranges(
-        &self,
-        gap: u64,
-        counts: impl Fn(ExtentState) -> bool,
-    ) -> DeviceResult<Vec<(DevicePtr, u64)>> {
-        let mut ranges: Vec<(DevicePtr, u64)> = Vec::new();
-        for (_, region) in self.regions.iter() {
-            let of_others = ranges.len();
-            for id in self.until(region.head, u64::MAX).filter(|id| counts(self.extents[*id].state)) {
-                let (at, bytes) = (self.address_of(id), self.bytes(id));
-                match ranges[of_others..].last_mut() {
-                    Some((first, length)) if at.raw() - first.raw() <= *length + gap => {
-                        *length = at.raw() - first.raw() + bytes;
-                    }
-                    _ => {
-                        self.ensure(ranges.try_reserve(1).is_ok())?;
-                        ranges.push((at, bytes));
-                    }
-                }
-            }
-        }
-        ranges.sort_unstable();
-        Ok(ranges)
-    }
-
     // ---- blocks ----------------------------------------------------------------------------------
 
     /// Cuts `units` at `at` out of a free extent, and allocates them. What is left stays free.
@@ -439,6 +423,7 @@ impl ExtentMap {
                 link.next.map(|next| Link { prev: Some(next), next: self.extents[next].link.next })
             };
             let all = std::iter::successors(Some(first), behind);
+            let all = all.filter(|_| !matches!(self.extents[region.head].state, ExtentState::Leaving(_)));
             all.map(move |link| (zone, self.hole_between(id, link))).filter(|(_, hole)| hole.units() > 0)
         })
     }

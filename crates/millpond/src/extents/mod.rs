@@ -92,5 +92,6 @@ pub(crate) use layout::Layout;
 pub(crate) use page_map::{DescriptorRef, PageMap};
 pub(crate) use ranges::{Owner, Ranges};
 pub(crate) use search::Effort;
+pub(crate) use segments::{Gone, Leaving, settle, take_leaving};
 pub(crate) use shorten::shorten;
 pub(crate) use trim::{fence_of_all_free, forget_gone, reap, tear_down, trim};

@@ -132,6 +132,7 @@ pub(super) fn walk<'a>(
         ExtentState::Allocated
         | ExtentState::Entered
         | ExtentState::PendingUnmap(_)
+        | ExtentState::Leaving(_)
         | ExtentState::Unused => None,
     };
     arena.map.until(place.first, place.end).map(move |id| (id, part(id)))

@@ -56,33 +56,30 @@ impl Regions {
         u32::try_from(at).ok().filter(|id| is_region(*id)).expect("fewer than 2^24 regions")
     }
 
-    /// Enters a region, under the [next id](Self::next_id), and publishes it.
+    /// Enters a region, under the [next id](Self::next_id). It is to be [published](Self::publish).
     pub(super) fn add(&mut self, region: Region) {
         let id = self.next_id();
-        self.publish(&region, id);
         match self.list.get_mut(id as usize) {
             Some(vacant) => *vacant = Some(region),
             None => self.list.push(Some(region)),
         }
     }
 
-    fn publish(&self, region: &Region, id: u32) {
-        let Region { base, bytes, .. } = *region;
+    /// Says to all pools whose its addresses are.
+    pub(super) fn publish(&self, id: u32) {
+        let Region { base, bytes, .. } = *self.get(id);
         self.ranges.enter(Range { base, bytes, owner: self.owner, region: id });
     }
 
-    /// Forgets a region, and has `give_back` give its addresses back. On an error it stays.
-    pub(super) fn remove(
-        &mut self,
-        id: u32,
-        give_back: impl FnOnce(&Region) -> DeviceResult<()>,
-    ) -> DeviceResult<()> {
-        let region = self.get(id);
-        // First: another pool may get the addresses at once.
-        self.ranges.leave(|range| range.base == region.base);
-        give_back(region).inspect_err(|_| self.publish(region, id))?;
+    /// From now on they are nobody's.
+    pub(super) fn withdraw(&self, id: u32) {
+        let base = self.get(id).base;
+        self.ranges.leave(|range| range.base == base);
+    }
+
+    /// Forgets a region that was [withdrawn](Self::withdraw).
+    pub(super) fn forget(&mut self, id: u32) {
         self.list[id as usize] = None;
-        Ok(())
     }
 
     #[inline]
@@ -150,6 +147,7 @@ mod tests {
             let mut regions = Regions::new(ranges.clone(), owner(pool));
             let (base, head) = (DevicePtr::new(pool << 30), ExtentId(0));
             regions.add(Region { base, bytes: 4096, head, backing: Vec::new(), first_block: None });
+            regions.publish(0);
             regions
         });
         let owners = || [1, 2].map(|pool| ranges.owner_of(DevicePtr::new(pool << 30)));

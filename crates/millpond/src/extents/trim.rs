@@ -4,6 +4,7 @@ use super::arena::Arena;
 use super::coalescing::join_complete;
 use super::extent::{Extent, ExtentId, ExtentState};
 use super::extent_map::ExtentMap;
+use super::segments;
 use crate::device::DeviceError;
 use crate::order::Fence;
 use crate::physical::{Home, PageId, passing, release_parked};
@@ -25,18 +26,16 @@ pub(crate) fn fence_of_all_free(arena: &Arena) -> Fence {
 }
 
 /// Gives memory that holds no live byte, and whose work is complete, back to the device until at most `keep` bytes are
-/// reserved. Never waits for the device (but on one without virtual memory, where the driver's free does). Returns the bytes
-/// given back.
-pub(crate) fn trim(arena: &mut Arena, keep: u64) -> Result<u64, DeviceError> {
+/// reserved. Never waits for the device: segments [leave](segments), and are still to be given back.
+pub(crate) fn trim(arena: &mut Arena, keep: u64) -> Result<(), DeviceError> {
     let before = arena.reserved();
     if before <= keep {
-        return Ok(0);
+        return Ok(());
     }
     if arena.keeps() {
         // What is mapped nowhere no graph uses.
         reap(arena);
-        release_parked(&mut arena.pages, keep, |_, _| true)?;
-        return Ok(before - arena.reserved());
+        return release_parked(&mut arena.pages, keep, |_, _| true);
     }
     // Without memory for the index, a later trim gets what is missing there.
     let _ = arena.map.complete_index();
@@ -49,8 +48,7 @@ pub(crate) fn trim(arena: &mut Arena, keep: u64) -> Result<u64, DeviceError> {
     if arena.reserved() < before {
         arena.map.shrink();
     }
-    parked.and(pages)?;
-    Ok(before - arena.reserved())
+    parked.and(pages)
 }
 
 /// Unmaps and releases whole pages of free extents, those that have been free for longest first.
@@ -94,7 +92,7 @@ pub(crate) fn tear_down(arena: &mut Arena) -> Result<(), DeviceError> {
     // Mappings of pages that were given away may be left where nothing is held.
     arena.rules.poll(&fence_of_all_free(arena));
     reap(arena);
-    let mut done = forget_gone(arena).and(trim(arena, 0).map(drop));
+    let mut done = forget_gone(arena).and(trim(arena, 0));
     let Arena { map, pages, .. } = arena;
     // Nothing is mapped in a region that is one unmapped extent. From the last on, since a list could be refused.
     let is_bare = |extent: &Extent| extent.prev.is_none() && extent.next.is_none();
@@ -104,12 +102,18 @@ pub(crate) fn tear_down(arena: &mut Arena) -> Result<(), DeviceError> {
     };
     let mut next = bare(map, u32::MAX);
     while let Some(id) = next {
-        done = done.and(map.remove_region(id, |region| {
-            // SAFETY: nothing is mapped in the region, and the map forgets it.
-            unsafe { pages.device().unreserve(region.base, region.bytes) }?;
-            pages.counters.calls.unreserve.add(1);
-            Ok(())
-        }));
+        let (base, bytes) = (map.regions.get(id).base, map.regions.get(id).bytes);
+        let head = map.withdraw_region(id);
+        // SAFETY: nothing is mapped in the region, and the map forgets it.
+        let given_back = unsafe { pages.device().unreserve(base, bytes) };
+        match given_back {
+            Ok(()) => {
+                pages.counters.calls.unreserve.add(1);
+                map.forget_region(head);
+            }
+            Err(_) => map.publish_region(head),
+        }
+        done = done.and(given_back);
         next = bare(map, id);
     }
     done
@@ -138,13 +142,12 @@ pub(super) fn trim_extent(
 
 /// Takes a page out that lies wholly in a free and complete extent.
 fn trim_page(arena: &mut Arena, id: ExtentId, (page, home): (PageId, Home)) -> Result<(), DeviceError> {
-    let (Arena { map, rules, pages, .. }, (region, (first, _))) = (&mut *arena, home);
-    if pages.is_segment(page) {
-        return map.remove_region(region, |_| {
-            // SAFETY: no pending work uses it, and no program holds a pointer into it. The region goes with it.
-            unsafe { pages.free_segment(page) }
-        });
+    let (region, (first, _)) = home;
+    if arena.pages.is_segment(page) {
+        segments::leave(arena, region);
+        return Ok(());
     }
+    let Arena { map, rules, pages, .. } = &mut *arena;
     if pages.get(page).leaves_behind().is_some() {
         return Ok(());
     }

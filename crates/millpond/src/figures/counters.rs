@@ -80,6 +80,8 @@ crate::list_of_device_calls!(define_calls);
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) reserved: Gauge,
+    /// Reserved bytes in segments that leave, and that the driver does not have yet.
+    pub(crate) leaving: Gauge,
     /// Bytes of pages that sleep.
     pub(crate) asleep: Gauge,
     /// Bytes of pinned memory that are kept for evictions.
@@ -95,6 +97,11 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
+    /// Reserved bytes, without those that leave.
+    pub(crate) fn staying(&self) -> u64 {
+        self.reserved.current().saturating_sub(self.leaving.current())
+    }
+
     /// Pages that were taken from one place for another so far, or given back for others.
     pub(crate) fn pages_moved(&self) -> u64 {
         self.pages_remapped.get() + self.calls.release.get()

@@ -14,7 +14,7 @@ use super::finding::{Finding, GuardedCall, Mistake};
 use super::options::Guard;
 use crate::core::allocating::{alloc_block, check_request, hand_out};
 use crate::core::freeing::{free_block, order_after_uses};
-use crate::core::giving_back::{free_behind, trim};
+use crate::core::giving_back::{free_behind, trim, unlock_logging};
 use crate::core::{Core, Wrapping};
 use crate::device::{DevicePtr, DeviceResult, Kind, StreamHandle};
 use crate::error::{Error, Result};
@@ -198,7 +198,10 @@ impl Guarding {
             return Ok(None);
         }
         let take = || core.device.alloc_segment(sizes.bytes(units));
-        let Ok(found) = state.arenas.own.alloc_as_segment(units, take) else { return Ok(None) };
+        let Ok(found) = state.arenas.own.alloc_as_segment(units, take) else {
+            unlock_logging(core, state);
+            return Ok(None);
+        };
         let start = hand_out(core, &mut state, &found, before + bytes);
         let end = start.raw() + sizes.bytes(units);
         let last = end - bytes;
@@ -415,7 +418,7 @@ impl Wrapping<Core> for Guarding {
             }
         }
         drop(awake);
-        let is_last = core.state.lock().destroyed;
+        let is_last = core.is_destroyed();
         self.give_back(core, is_last);
         Ok(())
     }

@@ -150,18 +150,19 @@ impl Pages {
         Ok((id, at))
     }
 
-    /// Gives a segment back to the driver. After an error it is as it was.
-    ///
-    /// # Safety
-    /// No pending or later work uses it.
-    pub(crate) unsafe fn free_segment(&mut self, id: PageId) -> DeviceResult<()> {
-        let Backing::Segment(at) = self.get(id).backing else { return Ok(()) };
-        // SAFETY: the caller's promise. It leaves the table below.
-        unsafe { self.device.free_segment(at) }?;
+    /// Where a segment lies; `None` for other pages.
+    pub(crate) fn segment_at(&self, id: PageId) -> Option<DevicePtr> {
+        match self.get(id).backing {
+            Backing::Segment(at) => Some(at),
+            Backing::Handle(_) | Backing::Given => None,
+        }
+    }
+
+    /// Forgets a segment that the driver has again.
+    pub(crate) fn forget_segment(&mut self, id: PageId) {
         self.counters.calls.free.add(1);
         self.limits.withdraw(self.bytes_of(id), &self.counters);
         self.forget(id);
-        Ok(())
     }
 
     /// Takes memory for a page of `base_pages` from the device.
@@ -393,7 +394,7 @@ impl Pages {
 
     /// Whether the page is a segment.
     pub(crate) fn is_segment(&self, id: PageId) -> bool {
-        matches!(self.get(id).backing, Backing::Segment(_))
+        self.segment_at(id).is_some()
     }
 
     /// The device's name of a page that is no segment, and its bytes.

@@ -52,7 +52,7 @@ pub(crate) fn release_parked(
     for length in (0..LENGTHS).rev() {
         let mut next = pages.parked.first[length];
         while let Some(id) = next
-            && pages.counters.reserved.current() > keep
+            && pages.counters.staying() > keep
         {
             next = pages.get(id).parked.and_then(|link| link.behind);
             if pages.get(id).mappings == 0 && goes(pages, id) {

@@ -1,7 +1,7 @@
 //! Building a pool: its options, and what makes sense of them.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ use crate::policy::sleeping::PAGE_TO_MOVE;
 use crate::record;
 use crate::record::Recording;
 use crate::sleep::Sleep;
-use crate::system::lock::Mutex;
+use crate::system::lock::{Condvar, Mutex};
 use crate::system::process::OfProcess;
 
 /// The options of a pool. Made by [`Pool::builder`]; sizes in bytes.
@@ -369,9 +369,9 @@ impl PoolBuilder {
                 arenas: Arenas::new(arena),
                 locked: Locked::default(),
                 ledger,
-                destroyed: false,
                 is_asleep: false,
             })),
+            settled: Condvar::new(),
             release_threshold: AtomicU64::new(self.release_threshold),
             reclaimers: Callbacks::default(),
             observers: Callbacks::default(),
@@ -380,6 +380,7 @@ impl PoolBuilder {
             holds: Holds::default(),
             part_of: whole.map(|whole| Arc::downgrade(whole.inner()) as _),
             wrapping: guarding.clone().map(|guarding| guarding as _),
+            destroyed: AtomicBool::new(false),
             keeps_nothing: self.keeps_nothing,
             zeroes: self.zeroed,
         };

@@ -416,16 +416,26 @@ impl Pool {
     pub fn tagged(&self, tag: &str) -> Result<Self> {
         self.inner().check_process()?;
         let mut pools = self.handle.tags.lock();
-        if let Some((_, known)) = pools.iter().find(|(name, _)| name == tag) {
+        let known = pools.iter().position(|(name, _)| name == tag);
+        if let Some(known) = known.map(|known| &pools[known].1).filter(|known| !known.inner().is_destroyed())
+        {
             return Ok(known.clone());
         }
-        self.inner().check_not_destroyed(&self.inner().state.lock())?;
+        self.inner().check_not_destroyed()?;
         let Some(options) = self.handle.options.clone() else {
             return Err(Error::PoolDestroyed { pool: self.name().to_owned() });
         };
         let name = format!("{}/{tag}", self.name());
         let new = options.name(name).build_in(Some(self))?;
-        pools.push((tag.to_owned(), new.clone()));
+        match known {
+            Some(known) => {
+                let destroyed = std::mem::replace(&mut pools[known].1, new.clone());
+                drop(pools);
+                // It may end here, which is not done under a lock.
+                drop(destroyed);
+            }
+            None => pools.push((tag.to_owned(), new.clone())),
+        }
         Ok(new)
     }
 
@@ -516,7 +526,25 @@ impl Context {
 
 #[cfg(test)]
 mod tests {
-    use crate::fixtures::Bench;
+    use crate::error::Error;
+    use crate::fixtures::{Bench, Freeing};
+
+    #[test]
+    fn a_tag_that_was_destroyed_is_made_anew() {
+        let Bench { pool, stream, .. } = Bench::new(|pool| pool);
+        let [gone, _] = ["weights", "cache"].map(|tag| pool.tagged(tag).unwrap());
+        let block = gone.alloc(4096, &stream).unwrap();
+        assert!(matches!(gone.destroy(), Err(Error::LiveBlocks { .. })));
+        let fresh = pool.tagged("weights").unwrap();
+        assert!(matches!(gone.alloc(4096, &stream), Err(Error::PoolDestroyed { .. })));
+        let other = fresh.alloc(4096, &stream).unwrap();
+        assert_eq!(pool.tags(), ["weights", "cache"]);
+        fresh.free_block(other, &stream).unwrap();
+        gone.free_block(block, &stream).unwrap();
+        assert_eq!(gone.reserved().current, 0);
+        pool.destroy().unwrap();
+        assert!(matches!(pool.tagged("weights"), Err(Error::PoolDestroyed { .. })));
+    }
 
     #[test]
     fn tags_are_told_in_the_order_of_their_naming() {

@@ -317,8 +317,7 @@ impl Pool {
 
     /// Gives free memory back to the device until at most `bytes_to_keep` are reserved, as far as no pending work uses
     /// it. It returns the bytes given back. It does not wait, but for memory in segments (pinned and managed memory, and devices without
-    /// virtual memory): to free a segment waits for the device, under the pool's lock. So no function of the host on a stream may ask
-    /// such a pool for anything then.
+    /// virtual memory): to free a segment waits for the device. Other threads use the pool meanwhile.
     ///
     /// # Errors
     /// The device's own; what was given back until then stays given back.

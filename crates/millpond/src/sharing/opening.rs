@@ -10,7 +10,12 @@ use super::imported::ImportedMemory;
 use super::lease::{Borrowed, is_of};
 use super::socket::Received;
 use super::token::{Flag, SharedToken};
-use crate::core::{HasCore, allocating::hand_out, giving_back::trim, making_room::shortage_of};
+use crate::core::{
+    HasCore,
+    allocating::hand_out,
+    giving_back::{trim, unlock_logging},
+    making_room::shortage_of,
+};
 use crate::device::{Device, DevicePtr, EventExport, PageExport};
 use crate::error::{Error, Result};
 use crate::extents::MOST_UNITS;
@@ -79,7 +84,7 @@ impl<P: HasCore> OfOthers<P> {
         let ptr = match state.arenas.own.alloc_as_segment(units, enter) {
             Ok(found) => hand_out(core, &mut state, &found, bytes),
             Err(refusal) => {
-                drop(state);
+                unlock_logging(core, state);
                 let no_memory = |_| core.no_host_memory("memory of another process", 0);
                 return Err(shortage_of(core, refusal).map_or_else(|error| error, no_memory));
             }

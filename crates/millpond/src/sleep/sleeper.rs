@@ -3,7 +3,7 @@
 use super::asleep::{Asleep, Keep};
 use super::copies;
 use crate::budgets::Shortage;
-use crate::core::giving_back::{collect_held, let_go_of_released};
+use crate::core::giving_back::{collect_held, let_go_of_released, unlock_logging};
 use crate::core::making_room::{make_room, out_of_memory_awaking, steps_of_others};
 use crate::core::{Arenas, Core, PoolState};
 use crate::device::{DeviceResult, MemoryKind, Properties};
@@ -112,14 +112,17 @@ impl Sleeper {
         core.unwrap_before_leaving();
         collect_held(core);
         let mut state = core.state.lock();
-        core.check_not_destroyed(&state)?;
+        core.check_not_destroyed()?;
         // Under the lock, under which blocks are shared.
         if core.holds.any() {
             return refuse("other processes may use blocks of it: wait until they have let go");
         }
         let before = core.counters.reserved.current();
-        self.sleep_under_lock(core, &mut state, keep).map_err(|error| core.error_of(error))?;
-        Ok(before - core.counters.reserved.current())
+        let slept = self.sleep_under_lock(core, &mut state, keep);
+        // Free segments go, too.
+        unlock_logging(core, state);
+        slept.map_err(|error| core.error_of(error))?;
+        Ok(before.saturating_sub(core.counters.reserved.current()))
     }
 
     fn sleep_under_lock(&mut self, core: &Core, state: &mut PoolState, keep: Keep) -> DeviceResult<()> {

@@ -70,6 +70,7 @@ mod public_interface;
 mod recording;
 mod registered_streams;
 mod repeating;
+mod segments;
 mod sharing;
 mod sleep;
 mod threads;
