@@ -255,3 +255,51 @@ fn segments_of_a_guard_go_when_the_pool_sleeps() {
     pool.wake().unwrap();
     pool.check().unwrap();
 }
+
+/// A simulated device without virtual memory, whose segments are aligned as little as a page of the host's.
+#[derive(Debug)]
+struct Unaligned(Arc<SimDevice>);
+
+const OFF: u64 = 4096;
+
+// SAFETY: each segment lies in a longer one of the device below.
+unsafe impl Forward for Unaligned {
+    fn below(&self) -> &dyn Device {
+        &*self.0
+    }
+
+    fn alloc_segment(&self, bytes: u64) -> DeviceResult<DevicePtr> {
+        Ok(self.0.alloc_segment(bytes + OFF)?.offset(OFF))
+    }
+
+    unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.free_segment(DevicePtr::new(at.raw() - OFF)) }
+    }
+}
+
+#[test]
+fn a_segment_that_is_not_aligned_goes_even_where_a_limit_forbids_two() {
+    const ALIGN: u64 = 64 << 10;
+    let context = Context::new(Arc::new(Unaligned(
+        SimDevice::new(SimOptions::default().virtual_memory(false)).unwrap(),
+    )));
+    let stream = context.create_stream().unwrap();
+    for limit in [30 * MIB, 100 * MIB] {
+        let pool = Pool::builder(&context).hard_limit(limit).build().unwrap();
+        let alloc = || pool.alloc_aligned(20 * MIB, ALIGN, &stream).unwrap();
+        let block = alloc();
+        assert_eq!((block.raw() % ALIGN, pool.reserved().current), (0, 22 * MIB));
+        pool.check().unwrap();
+        pool.free_block(block, &stream).unwrap();
+        pool.trim_to(0).unwrap();
+        let taken = pool.stats().calls.alloc;
+        let block = alloc();
+        assert_eq!(
+            (block.raw() % ALIGN, pool.stats().calls.alloc),
+            (0, taken + 1),
+            "the next one is long enough"
+        );
+        pool.free_block(block, &stream).unwrap();
+    }
+}
