@@ -163,13 +163,17 @@ fn alloc_of_other_stream(core: &Core, bytes: u64, stream: &Stream) -> Option<Dev
 
 /// Refuses what exceeds a limit together with all that is live: no rung can satisfy it.
 fn refuse_impossible(core: &Core, bytes: u64, stream: &Stream) -> Result<()> {
-    if limit_exceeded(core, bytes).is_none() {
+    let exceeded = || {
+        let asked = (bytes, core.counters.reserved.current());
+        limit_exceeded(&core.limits, core.caches.sizes(), asked, || core.count_live())
+    };
+    if exceeded().is_none() {
         return Ok(());
     }
     core.check_allocates(&core.state.lock())?;
     // What the program gave back, and something that stands between still has, counts as live.
     core.unwrap_blocks(true);
-    limit_exceeded(core, bytes).map_or(Ok(()), |what| Err(out_of_memory(core, bytes, what, stream)))
+    exceeded().map_or(Ok(()), |what| Err(out_of_memory(core, bytes, what, stream)))
 }
 
 /// One climb under the lock.

@@ -7,39 +7,26 @@
 //!
 //! A callback of the program may free live blocks. If one can be asked, only what alone exceeds a limit is impossible.
 
-use super::pool_core::Core;
-use crate::budgets::{Live, Shortage};
+use crate::budgets::{Limits, Live, Shortage};
+use crate::cache::Sizes;
 use crate::extents::MOST_UNITS;
 
-/// The limit that makes a request for so many bytes impossible, beside what is live here and in other pools. Called without
-/// the lock: the last handle of another pool may be dropped here.
-pub(crate) fn limit_exceeded(core: &Core, bytes: u64) -> Option<Shortage> {
-    let units = core.caches.sizes().units(bytes);
-    let bytes = core.caches.sizes().bytes(units);
+/// The limit that makes a request for so many bytes impossible, for a pool that holds so many, beside what is live there and in other
+/// pools. That is counted without the lock: the last handle of another pool may be dropped then.
+pub(super) fn limit_exceeded(
+    limits: &Limits,
+    sizes: Sizes,
+    (bytes, held): (u64, u64),
+    count_live: impl FnOnce() -> Live,
+) -> Option<Shortage> {
+    let units = sizes.units(bytes);
+    let bytes = sizes.bytes(units);
     // Nearly always.
-    let is_far = core.limits.have_room(bytes);
-    let exceeded = || core.limits.verdict(bytes, count_live(core), core.counters.reserved.current());
+    let is_far = limits.have_room(bytes);
+    let exceeded = || limits.verdict(bytes, count_live(), held);
     // A region has no room for a longer block, whatever the device has.
     let too_long = (units >= MOST_UNITS).then_some(Shortage::Device);
     if is_far { too_long } else { exceeded().or(too_long) }
-}
-
-/// What cannot move: nothing, where a callback of the program may free it.
-#[cold]
-fn count_live(core: &Core) -> Live {
-    if core.reclaimers.can_be_asked() {
-        return Live::default();
-    }
-    let mut live = Live { own: core.counted().allocated.current, ..Live::default() };
-    for other in core.others() {
-        // Where that pool sleeps, its live blocks hold no memory.
-        let bytes = other.counted().allocated.current.min(other.counters.reserved.current());
-        let (own, others) = (&core.limits, &other.limits);
-        live.on_device += if own.have_memory_of(others) { bytes } else { 0 };
-        live.under_budget += if own.have_budget_of(others) { bytes } else { 0 };
-        live.under_hard_limit += if own.hard_limit.is(&others.hard_limit) { bytes } else { 0 };
-    }
-    live
 }
 
 #[cfg(test)]

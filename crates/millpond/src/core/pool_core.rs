@@ -16,7 +16,7 @@ use super::holds::Holds;
 use super::registry::Registry;
 use super::routes::Routes;
 use super::wrapping::Wrapping;
-use crate::budgets::Limits;
+use crate::budgets::{Limits, Live};
 use crate::cache::{Caches, Locked};
 use crate::device::{Device, DeviceError, DevicePtr};
 use crate::error::{Error, Result};
@@ -405,6 +405,25 @@ impl Core {
             Some(pool)
         });
         all.filter(|other| other.number != self.number)
+    }
+
+    /// What cannot move, here and in others: nothing, where a callback of the program may free it. Called without the lock: the last
+    /// handle of another pool may be dropped here.
+    #[cold]
+    pub(super) fn count_live(&self) -> Live {
+        if self.reclaimers.can_be_asked() {
+            return Live::default();
+        }
+        let mut live = Live { own: self.counted().allocated.current, ..Live::default() };
+        for other in self.others() {
+            // Where that pool sleeps, its live blocks hold no memory.
+            let bytes = other.counted().allocated.current.min(other.counters.reserved.current());
+            let (own, others) = (&self.limits, &other.limits);
+            live.on_device += if own.have_memory_of(others) { bytes } else { 0 };
+            live.under_budget += if own.have_budget_of(others) { bytes } else { 0 };
+            live.under_hard_limit += if own.hard_limit.is(&others.hard_limit) { bytes } else { 0 };
+        }
+        live
     }
 
     // ---- addresses -------------------------------------------------------------------------------
