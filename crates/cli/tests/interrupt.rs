@@ -53,7 +53,7 @@ fn stopped_by(name: &str, args: &[&str]) -> (Output, String) {
 
 #[test]
 fn ctrl_c_keeps_results_account_and_recording() {
-    for (name, status, named) in [("INT", 130, "Ctrl-C"), ("TERM", 143, "SIGTERM")] {
+    for (name, status, named) in [("INT", 130, "Ctrl-C"), ("TERM", 143, "SIGTERM"), ("HUP", 129, "SIGHUP")] {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         let [json, logs, record] =

@@ -277,6 +277,25 @@ fn a_limit_alone_leaves_memory_to_the_driver() {
 }
 
 #[test]
+fn a_limit_holds_for_a_run_within_the_run() {
+    if built().is_none() {
+        return;
+    }
+    let inner = |more: &[&'static str]| {
+        let command = [env!("CARGO_BIN_EXE_millpond"), "run"];
+        ran(&[&["--limit", "100MiB"], &command[..], more, &["./linked", "limited"]].concat())
+    };
+    for more in [&[][..], &["--limit", "10GiB"], &["--pool", "--limit", "10GiB"]] {
+        let said = stderr(&inner(more));
+        assert!(said.contains("100.00 MiB at most"), "{more:?}: {said}");
+        assert_eq!(said.contains("is tighter, and holds: 100.00 MiB"), !more.is_empty(), "{said}");
+    }
+    let refused = inner(&["--watch"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(failure(&refused).contains("leave --watch out"), "{}", stderr(&refused));
+}
+
+#[test]
 fn a_limit_counts_what_cuda_itself_takes_where_it_is_asked_to() {
     if built().is_none() {
         return;

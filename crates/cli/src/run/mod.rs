@@ -4,12 +4,14 @@
 //! | --- | --- |
 //! | `library` | where the library lies that is preloaded |
 //! | `program` | whether a program can be reached; its start, its signals, its end |
+//! | `around` | the limit of another `millpond run` that this command runs under |
 //! | `handed` | files that its processes find, without a name |
 //! | `accounts` | what its processes told, and what is said of it |
 //! | `top` | what its pools hold while it runs |
 //! | `python/` | what Python processes begin with: PyTorch and others get their own interfaces |
 
 mod accounts;
+mod around;
 mod handed;
 pub(crate) mod library;
 pub(crate) mod program;
@@ -24,6 +26,7 @@ use clap::{Args, Parser};
 use millpond::bindings::Amount;
 
 use self::accounts::Told;
+use self::around::Bounds;
 use self::handed::{Handed, archive};
 use self::program::{Ended, Program};
 use crate::amounts::of_the_gpus;
@@ -169,12 +172,17 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let folder =
         args.report.as_ref().filter(|_| args.record.is_none()).map(|page| folder_beside(page)).transpose()?;
     let recording = args.recording(folder.as_ref().map(OwnFolder::path));
-    let limit = args.limit.map(of_the_gpus).transpose()?;
+    let own = Bounds {
+        limit: args.limit.map(of_the_gpus).transpose()?,
+        budget: args.budget.clone(),
+        counts_overhead: args.count_overhead,
+    };
+    let bounds = own.within(&Bounds::around(), args.watch)?;
     let accounts = Handed::new("accounts", &[])?;
     let python = Handed::new("python", &archive(&PYTHON))?;
     let program = Program::new(&args.program);
     let out_of_reach = program.out_of_reach();
-    let environment = environment((args, limit), &library, [&accounts, &python], recording.as_deref())?;
+    let environment = environment((args, &bounds), &library, [&accounts, &python], recording.as_deref())?;
     let run = || program.run(&environment, Stdio::inherit());
     let ended = if args.top { top::beside(run)? } else { run()? };
     let told = Told::read(&accounts.read()?);
@@ -221,7 +229,7 @@ fn outcome(ended: Ended) -> Result<()> {
 
 /// The variables that the program and its children inherit.
 fn environment(
-    (args, limit): (&RunArgs, Option<u64>),
+    (args, bounds): (&RunArgs, &Bounds),
     library: &Path,
     [accounts, python]: [&Handed; 2],
     recording: Option<&Path>,
@@ -230,14 +238,12 @@ fn environment(
         ("LD_PRELOAD", preloaded(library)),
         ("MILLPOND_RUN", args.mode().into()),
         ("MILLPOND_RUN_ACCOUNTS", accounts.path()),
-        ("MILLPOND_RUN_LIMIT", limit.map(|bytes| bytes.to_string()).unwrap_or_default().into()),
-        ("MILLPOND_RUN_BUDGET", args.budget.clone().unwrap_or_default().into()),
-        ("MILLPOND_RUN_COUNT_OVERHEAD", if args.count_overhead { "1" } else { "" }.into()),
         ("MILLPOND_RUN_ASYNC_FREE", if args.async_free { "1" } else { "" }.into()),
         ("MILLPOND_RUN_IPC", if args.ipc { "1" } else { "" }.into()),
         // Its runtime would not start where another library comes before it. That one has no function which it watches.
         ("ASAN_OPTIONS", before_others("verify_asan_link_order=0".into(), "ASAN_OPTIONS")),
     ];
+    all.extend(bounds.variables());
     if args.mode() == "pool" {
         all.extend(for_python(python));
     }

@@ -1,4 +1,4 @@
-//! Ctrl-C: the first one lets a command keep what is done, the second one ends it at once.
+//! Ctrl-C, and a terminal that is closed: the first signal lets a command keep what is done, the second one ends it at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -8,10 +8,10 @@ use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::{flag, low_level};
 
-use super::heard::Hearing;
+use super::heard::{Hearing, ignored};
 
 /// The signals that ask a program to end. A shell adds 128 to their numbers for the exit status.
-const SIGNALS: [i32; 2] = [SIGINT, SIGTERM];
+const SIGNALS: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 
 /// Watches for a signal, from when it was made until it is dropped.
 #[derive(Debug)]
@@ -28,15 +28,20 @@ impl Interrupt {
     pub(crate) fn watch() -> Self {
         let hearing = Hearing::begin(&SIGNALS);
         let (came, again) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+        let note = |signal: i32| flag::register_usize(signal, came.clone(), signal as usize);
         let register = |signal: i32| {
             // They run in this order: the first signal finds `again` unset.
             [
                 flag::register_conditional_shutdown(signal, 128 + signal, again.clone()),
                 flag::register(signal, again.clone()),
-                flag::register_usize(signal, came.clone(), signal as usize),
+                note(signal),
             ]
         };
-        let registered = SIGNALS.into_iter().flat_map(register).flatten().collect();
+        let mut registered: Vec<_> = [SIGINT, SIGTERM].into_iter().flat_map(register).flatten().collect();
+        // A terminal that is closed says so more than once. Under `nohup`, that is not for the command.
+        if ignored() & 1 << (SIGHUP - 1) == 0 {
+            registered.extend(note(SIGHUP));
+        }
         Self { came, registered, _hearing: hearing }
     }
 
