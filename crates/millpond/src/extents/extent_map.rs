@@ -384,26 +384,26 @@ impl ExtentMap {
     #[inline]
     fn split_hole(&mut self, id: ExtentId, around: Link) {
         let Extent { region, zone, .. } = self.extents[id];
-        self.index.remove(zone, self.hole_between(region, around));
+        let whole = self.hole_between(region, around);
         self.extents[id].link = around;
         *self.link_behind(region, around.prev) = Some(id);
         if let Some(next) = around.next {
             self.extents[next].link.prev = Some(id);
         }
         self.index.insert(zone, self.hole_between(region, Link { next: Some(id), ..around }));
-        self.index.insert(zone, self.hole_between(region, Link { prev: Some(id), ..around }));
+        self.index.replace(zone, whole, self.hole_between(region, Link { prev: Some(id), ..around }));
     }
 
     /// Makes one hole of those before and behind a block, and of the block.
     fn join_holes(&mut self, id: ExtentId) {
         let Extent { region, zone, link, .. } = self.extents[id];
         self.index.remove(zone, self.hole_between(region, Link { next: Some(id), ..link }));
-        self.index.remove(zone, self.hole_between(region, Link { prev: Some(id), ..link }));
+        let behind = self.hole_between(region, Link { prev: Some(id), ..link });
         *self.link_behind(region, link.prev) = link.next;
         if let Some(next) = link.next {
             self.extents[next].link.prev = link.prev;
         }
-        self.index.insert(zone, self.hole_between(region, link));
+        self.index.replace(zone, behind, self.hole_between(region, link));
     }
 
     /// Where the block behind a block of a region is noted, or the region's first.

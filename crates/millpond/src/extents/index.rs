@@ -125,6 +125,29 @@ impl HoleIndex {
         }
     }
 
+    /// Removes a hole and inserts another, either of which may be empty. Most are about as long: then what lies between them moves by
+    /// one place, and not all that is behind each.
+    #[inline]
+    pub(super) fn replace(&mut self, zone: Zone, old: Hole, new: Hole) {
+        if old.units() > 0 && new.units() > 0 {
+            let runs = &mut self.runs[zone as usize];
+            let ((number, from), (same, to)) = (place_of(runs, old.key), place_of(runs, new.key));
+            let run = &mut runs[number];
+            if number == same && run.get(from) == Some(&old) {
+                let to = if from < to { to - 1 } else { to };
+                if from < to {
+                    run.copy_within(from + 1..=to, from);
+                } else {
+                    run.copy_within(to..from, to + 1);
+                }
+                run[to] = new;
+                return;
+            }
+        }
+        self.remove(zone, old);
+        self.insert(zone, new);
+    }
+
     /// Whether some holes may be missing.
     #[inline]
     pub(super) fn lacks(&self) -> bool {
@@ -179,6 +202,7 @@ mod tests {
         fn the_best_fit_is_found(
             lengths in prop::collection::vec(prop_oneof![1u64..200, 1u64..1 << 38, Just(77)], 1..300),
             removed in prop::collection::vec(any::<prop::sample::Index>(), 0..100),
+            replaced in prop::collection::vec((any::<prop::sample::Index>(), 0u64..300), 0..100),
             wanted in prop::collection::vec(prop_oneof![0u64..200, 0u64..1 << 39], 20),
         ) {
             let mut index = HoleIndex::default();
@@ -190,6 +214,13 @@ mod tests {
                 if !all.is_empty() {
                     let (units, at) = all.swap_remove(which.index(all.len()));
                     index.remove(Zone::Large, hole(at, units));
+                }
+            }
+            for (which, length) in replaced {
+                if !all.is_empty() {
+                    let (units, at) = all.swap_remove(which.index(all.len()));
+                    index.replace(Zone::Large, hole(at, units), hole(at, length));
+                    all.extend((length > 0).then_some((length, at)));
                 }
             }
             all.sort_unstable();
