@@ -51,8 +51,7 @@ static DOCUMENTED: LazyLock<PathBuf> = LazyLock::new(|| {
         .arg("--target-dir")
         .arg(target)
         .args(["--", "-Zunstable-options", "--output-format=json", "--cap-lints=allow"])
-        // rustdoc's JSON is unstable: this lets a stable compiler write it.
-        .env("RUSTC_BOOTSTRAP", "1")
+        .env("RUSTDOC", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/rustdoc"))
         // Those of the compiler that runs this, which may be another in a run with a sanitizer.
         .env_remove("RUSTFLAGS")
         .status();
