@@ -12,13 +12,13 @@ use cudarc::driver::sys::{
     CUdevice_attribute, CUdeviceptr, CUpointer_attribute, CUresult, cuPointerGetAttribute,
 };
 use cudarc::driver::{
-    CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, HostSlice,
-    LaunchArgs, PushKernelArg, SyncOnDrop, ValidAsZeroBits,
+    CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, HostSlice, LaunchArgs, PushKernelArg,
+    SyncOnDrop, ValidAsZeroBits,
 };
 
 use super::kept_awake::KeptAwake;
-use super::uses::Uses;
-use super::view::ViewMut;
+use super::uses::{Access, Uses, UsingStream, recorded};
+use super::view::{Part, View, ViewMut};
 use super::{Stream, refused};
 use crate::core::freeing;
 use crate::device;
@@ -30,11 +30,11 @@ use crate::pool::Pool;
 use crate::typed::range_in;
 
 /// `len` elements of a pool's memory that cudarc takes where it asks for its traits, as for `impl DevicePtr<T>`: in launches,
-/// copies, cuBLAS, NCCL. A function that asks for a `CudaSlice` itself takes [views](Self::as_view) only if it is changed. Dropped, it is freed to the pool in stream order; the host does not wait.
+/// copies, cuBLAS, NCCL. Dropped, it is freed to the pool in stream order; the host does not wait.
 ///
-/// cudarc orders its use on other streams than its own, as it does for its slices. It does so where the context has
-/// more than one stream and tracks events. Reads then wait for writes; writes and the free wait for the last
-/// write and the last read. Where two streams read a buffer, have one wait for the other before the buffer is written or dropped.
+/// Its uses on other streams than its own are ordered where cudarc's context has made a stream and tracks events. Reads then wait
+/// for writes on all streams; writes and the free wait for reads and writes on all streams. Each stream that uses it has an event
+/// for that.
 ///
 /// cudarc's calls do not ask whether the pool [sleeps](Pool::sleep). So a pool is not put to sleep while such buffers of it
 /// live. A [`millpond::Buffer`](crate::Buffer) can sleep, and goes into launches, too.
@@ -74,8 +74,8 @@ impl<T: DeviceRepr> Buffer<T> {
     /// A buffer of `len` elements with no defined content.
     ///
     /// # Errors
-    /// [`Error::SizeOverflow`](crate::Error::SizeOverflow), those of [`Pool::alloc`] (among them
-    /// [`Error::Asleep`](crate::Error::Asleep) where the pool sleeps), and those that cudarc noted earlier where there was nobody to tell.
+    /// [`Error::SizeOverflow`](crate::Error::SizeOverflow), and those of [`Pool::alloc`] (among them
+    /// [`Error::Asleep`](crate::Error::Asleep) where the pool sleeps).
     ///
     /// # Panics
     /// Inside cudarc, where the driver refuses to create an event.
@@ -83,9 +83,8 @@ impl<T: DeviceRepr> Buffer<T> {
     /// # Safety
     /// The elements are written before they are read as `T`.
     pub unsafe fn uninit(pool: &Pool, len: usize, stream: &Stream) -> Result<Self> {
-        let mut buffer = Self::unordered(pool, len, stream)?;
-        // Recorded as a write, so that other streams' uses wait for the allocation.
-        drop(buffer.uses.device_ptr_mut(stream.cuda()));
+        let buffer = Self::unordered(pool, len, stream)?;
+        buffer.uses.begin(stream);
         Ok(buffer)
     }
 
@@ -134,14 +133,7 @@ impl<T: DeviceRepr> Buffer<T> {
         stream.millpond().handle_here()?;
         let ptr = pool.alloc_aligned(bytes, align_of::<T>() as u64, stream.millpond())?;
         // SAFETY: the block is the buffer's until its drop, which gives the uses up before the free.
-        let uses = match unsafe { stream.uses().take(ptr, bytes as usize, stream.cuda()) } {
-            Ok(uses) => ManuallyDrop::new(uses),
-            Err(error) => {
-                // SAFETY: nobody else knows the block.
-                unsafe { pool.free(ptr, stream.millpond()) }?;
-                return Err(error.into());
-            }
-        };
+        let uses = ManuallyDrop::new(unsafe { stream.uses().take(ptr, bytes as usize, stream.cuda()) });
         let stream = stream.clone();
         Ok(Self { uses, ptr, len, pool: awake, stream, element: PhantomData })
     }
@@ -206,13 +198,20 @@ impl<T> Buffer<T> {
         Pool::of(self.pool.core())
     }
 
-    /// The elements in a range, as cudarc's view.
+    /// The elements in a range. [`View`] has an example.
     ///
     /// # Errors
     /// [`Error::OutOfRange`].
-    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<CudaView<'_, T>> {
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<View<'_, T>> {
         let range = range_in("Buffer::slice", range, self.len)?;
-        Ok(self.as_view().slice(range))
+        // SAFETY: elements of the buffer, which is borrowed as long. That they are `T`s was promised where it was made.
+        Ok(unsafe { View::new(self.part(), range) })
+    }
+
+    /// All of it, as a view.
+    pub fn as_view(&self) -> View<'_, T> {
+        // SAFETY: as above.
+        unsafe { View::new(self.part(), 0..self.len) }
     }
 
     /// The elements in a range, to be written. [`ViewMut`] has an example.
@@ -220,9 +219,9 @@ impl<T> Buffer<T> {
     /// # Errors
     /// [`Error::OutOfRange`].
     pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<ViewMut<'_, T>> {
-        let (range, each) = (range_in("Buffer::slice_mut", range, self.len)?, size_of::<T>());
-        // SAFETY: elements of the buffer, which is borrowed as long. That they are `T`s was promised where it was made.
-        Ok(unsafe { ViewMut::new(self.uses.slice_mut(range.start * each..range.end * each), range.len()) })
+        let range = range_in("Buffer::slice_mut", range, self.len)?;
+        // SAFETY: as above, and nobody else has them.
+        Ok(unsafe { ViewMut::new(self.part(), range) })
     }
 
     /// The elements before `mid`, and those from there on, each to be written. [`ViewMut`] has an example.
@@ -230,24 +229,14 @@ impl<T> Buffer<T> {
     /// # Errors
     /// [`Error::OutOfRange`].
     pub fn split_at_mut(&mut self, mid: usize) -> Result<(ViewMut<'_, T>, ViewMut<'_, T>)> {
+        range_in("Buffer::split_at_mut", mid.., self.len)?;
         let len = self.len;
-        range_in("Buffer::split_at_mut", mid.., len)?;
-        let (one, other) = self.uses.split_at_mut(mid * size_of::<T>());
         // SAFETY: as above, and both have other elements.
-        Ok(unsafe { (ViewMut::new(one, mid), ViewMut::new(other, len - mid)) })
+        Ok(unsafe { (ViewMut::new(self.part(), 0..mid), ViewMut::new(self.part(), mid..len)) })
     }
 
-    /// All of it as cudarc's view, which can be sliced.
-    #[must_use]
-    pub fn as_view(&self) -> CudaView<'_, T> {
-        // SAFETY: the elements are `T`s: that was promised where the buffer was made.
-        unsafe { self.uses.transmute(self.len) }.expect("the uses are of a block that holds the elements")
-    }
-
-    /// All of it as cudarc's mutable view, which can be sliced and split.
-    pub fn as_view_mut(&mut self) -> CudaViewMut<'_, T> {
-        // SAFETY: as above.
-        unsafe { self.uses.transmute_mut(self.len) }.expect("the uses are of a block that holds the elements")
+    fn part(&self) -> Part<'_> {
+        Part::new(&self.uses, &self.stream)
     }
 }
 
@@ -263,21 +252,26 @@ impl<T> DeviceSlice<T> for Buffer<T> {
 
 impl<T> DevicePtr<T> for Buffer<T> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        self.uses.device_ptr(stream)
+        let used = self.uses.order(Access::Read, UsingStream::of(stream), &self.stream);
+        (self.ptr.raw(), recorded(used, stream))
     }
 }
 
 impl<T> DevicePtrMut<T> for Buffer<T> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        self.uses.device_ptr_mut(stream)
+        let used = self.uses.order(Access::Write, UsingStream::of(stream), &self.stream);
+        (self.ptr.raw(), recorded(used, stream))
     }
 }
 
-// SAFETY: pushes what cudarc pushes for its own slice, which lies in the buffer.
+// SAFETY: pushes one pointer to the address, which is borrowed as long as the builder.
 unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b Buffer<T>> for LaunchArgs<'a> {
     #[inline(always)]
     fn arg(&mut self, buffer: &'b Buffer<T>) -> &mut Self {
-        self.arg(&**buffer.uses)
+        match buffer.uses.order_launch(Access::Read, self, &buffer.stream) {
+            Some(used) => self.arg(used.slice()),
+            None => self.arg(&buffer.ptr),
+        }
     }
 }
 
@@ -285,7 +279,10 @@ unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b Buffer<T>> for LaunchArgs<'a> {
 unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b mut Buffer<T>> for LaunchArgs<'a> {
     #[inline(always)]
     fn arg(&mut self, buffer: &'b mut Buffer<T>) -> &mut Self {
-        self.arg(&mut **buffer.uses)
+        match buffer.uses.order_launch(Access::Write, self, &buffer.stream) {
+            Some(used) => self.arg(used.slice()),
+            None => self.arg(&buffer.ptr),
+        }
     }
 }
 
@@ -296,7 +293,7 @@ impl<T> Drop for Buffer<T> {
         if ended == Err(Error::Forked) {
             return;
         }
-        // SAFETY: the block is the buffer's alone, and the stream waits for all that cudarc knows of.
+        // SAFETY: the block is the buffer's alone, and its stream waits for all uses.
         let freed =
             ended.and_then(|()| unsafe { freeing::free(&self.pool, self.ptr, self.stream.millpond()) });
         if let Err(error) = freed {
@@ -336,16 +333,14 @@ impl<T: DeviceRepr + Pod> Buffer<T> {
         drop(buffer.begin_write()?);
         let (ptr, len, bytes) = (buffer.ptr(), buffer.len(), buffer.byte_len() as usize);
         // SAFETY: the block is live as long as the buffer, and then this one's until its drop, which gives the uses up before.
-        let uses = unsafe { on.uses().take(ptr, bytes, on.cuda()) }?;
+        let uses = unsafe { on.uses().take(ptr, bytes, on.cuda()) };
         _ = buffer.into_raw();
+        uses.begin(on);
         let (uses, stream) = (ManuallyDrop::new(uses), on.clone());
-        let mut made = Self { uses, ptr, len, pool, stream, element: PhantomData };
-        // Recorded as a write, so that other streams' uses wait for what was done before.
-        drop(made.uses.device_ptr_mut(on.cuda()));
-        Ok(made)
+        Ok(Self { uses, ptr, len, pool, stream, element: PhantomData })
     }
 
-    /// The memory as a plain buffer, on the same stream. That waits for all uses that cudarc knows of. Nothing is copied.
+    /// The memory as a plain buffer, on the same stream. That waits for all uses. Nothing is copied.
     ///
     /// # Errors
     /// [`Error::Forked`], or the device's own. The memory is lost then.
@@ -361,7 +356,7 @@ impl<T: DeviceRepr + Pod> Buffer<T> {
 }
 
 impl<T> Buffer<T> {
-    /// Has the stream wait for every read and write, as in the drop of cudarc's own slices, and keeps the uses for another buffer.
+    /// Has the stream wait for every read and write, and keeps the uses for another buffer.
     ///
     /// # Safety
     /// The uses are not used, or dropped, after this.
@@ -373,10 +368,8 @@ impl<T> Buffer<T> {
             std::mem::forget(uses);
             return Err(Error::Forked);
         }
-        let (_, write) = uses.device_ptr_mut(self.stream.cuda());
-        // Its drop would record a write. It owns nothing.
-        std::mem::forget(write);
-        self.stream.uses().keep(self.ptr, uses);
+        uses.end(&self.stream);
+        self.stream.uses().keep(uses);
         self.note_who_waited()
     }
 

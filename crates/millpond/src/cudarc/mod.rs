@@ -1,7 +1,7 @@
 //! Memory of a pool in [cudarc]'s launches, copies, cuBLAS and NCCL.
 //!
 //! [`Stream`] is a stream of cudarc's that a pool knows too. [`Buffer`] is memory of a pool that goes where cudarc
-//! asks for `impl DevicePtr`. cudarc orders its use between streams, as it does for its own slices. Copies of pinned memory go through
+//! asks for `impl DevicePtr`. Its use between streams is ordered. Copies of pinned memory go through
 //! [`Pinned`], or [`copy_to_cudarc`](crate::Buffer::copy_to_cudarc) and [`copy_from_cudarc`](crate::Buffer::copy_from_cudarc).
 //!
 //! ```no_run
@@ -28,24 +28,30 @@
 // | --- | --- |
 // | `stream` | `Stream`: a stream of cudarc's that a pool knows too |
 // | `buffer` | `Buffer`: memory of a pool with the traits of cudarc's `CudaSlice` |
-// | `view` | `ViewMut`: a part of such a buffer, to be written |
+// | `view` | `View`, `ViewMut`: a part of such a buffer, to be read, or written |
 // | `copies` | copies between a plain buffer, of pinned memory, and cudarc's device memory |
 // | `pinned` | `Pinned`: page-locked elements for cudarc's own copies, which it makes wait |
 // | `kept_awake` | a pool that is not put to sleep, since cudarc does not ask it |
-// | `uses` | cudarc's record of who reads and writes a block, and keeping it for the block's next owner |
+// | `uses` | which streams read and wrote a block, and keeping that for the block's next owner |
+// | `builder` | the stream that a builder launches on |
+// | `chain` | a list that grows while its items are borrowed |
 //
 // **How one request passes through.** `Buffer::zeroed` allocates from the pool on the stream's millpond side. It takes
 // the `Uses` that were kept for this address, or makes new ones. It sets the bytes on cudarc's side.
-// `launch_builder(…).arg(&buffer)` pushes the address, and lets cudarc push the events of the `Uses`: no lock, no
-// device call. A drop makes the buffer's stream wait for those events, as cudarc's own slices do. It leaves the `Uses`
-// for the next owner of the address, and frees the block in stream order.
+// `launch_builder(…).arg(&buffer)` has the builder's stream wait for the writes of other streams, and pushes the address with an
+// event that cudarc records after the launch. A drop makes the buffer's stream wait for all other streams that used it. It leaves
+// the `Uses` for the next owner of the address, and frees the block in stream order.
 //
-// **Why the events are cudarc's.** A kernel may be launched on any stream, and `.arg()` is not told which. So each
-// slice has a pair of events. cudarc waits for them before a launch or copy, and records them after it, where its
-// context has more than one stream. Only a `CudaSlice` can hold such a pair, so each buffer has one that owns no
-// memory.
+// **Why an event for each stream.** A `CudaSlice` has one event for all its reads, and one for its writes. Of two streams, or two
+// threads, that read at once, or write to two parts, the later record replaces the earlier one. Then nothing waits for the first.
+// An event that is recorded on one stream only always covers all of that stream's uses.
+//
+// **Why the events lie in slices.** Of what can be pushed onto a builder, only cudarc's slices and views come with an event. So each
+// `StreamUse` is a `CudaSlice` that owns no memory. A builder shows its stream in its `Debug` only.
 
 mod buffer;
+mod builder;
+mod chain;
 mod copies;
 mod kept_awake;
 mod pinned;
@@ -61,7 +67,7 @@ use bytemuck::Pod;
 pub use buffer::Buffer;
 pub use pinned::Pinned;
 pub use stream::Stream;
-pub use view::ViewMut;
+pub use view::{View, ViewMut};
 
 use crate::device::{DeviceError, DevicePtr};
 use crate::error::{Error, Result};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream};
 
-use super::uses::KeptUses;
+use super::uses::{KeptUses, UsingStream};
 use crate::device::{Device, DeviceError, DeviceResult, Kind, StreamHandle};
 use crate::error::Result;
 use crate::pool::Context;
@@ -45,6 +45,7 @@ struct Sides {
     uses: KeptUses,
     millpond: crate::Stream,
     cuda: Arc<CudaStream>,
+    used_as: UsingStream,
 }
 
 impl Stream {
@@ -79,7 +80,8 @@ impl Stream {
     }
 
     fn of(millpond: crate::Stream, cuda: Arc<CudaStream>) -> Self {
-        Self { sides: Arc::new(Sides { uses: KeptUses::default(), millpond, cuda }) }
+        let used_as = UsingStream::of(&cuda);
+        Self { sides: Arc::new(Sides { uses: KeptUses::default(), millpond, cuda, used_as }) }
     }
 
     /// The stream as cudarc knows it, for launches, copies and libraries.
@@ -106,6 +108,10 @@ impl Stream {
 
     pub(super) fn uses(&self) -> &KeptUses {
         &self.sides.uses
+    }
+
+    pub(super) fn used_as(&self) -> UsingStream {
+        self.sides.used_as
     }
 }
 

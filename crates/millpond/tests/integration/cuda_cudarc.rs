@@ -13,7 +13,7 @@ use cudarc::driver::{
     CudaContext, CudaFunction, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, HostSlice, LaunchArgs,
     LaunchConfig, PushKernelArg,
 };
-use millpond::cudarc::{Buffer, Pinned, Stream, ViewMut};
+use millpond::cudarc::{Buffer, Pinned, Stream, View, ViewMut};
 use millpond::device::DeviceError;
 use millpond::device::cuda::CudaDevice;
 use millpond::{Context, Error, Keep, Pool};
@@ -68,6 +68,7 @@ fn pinned_elements_are_host_memory_and_a_plain_buffer_is_none() {
 fn buffers_of_both_kinds_and_addresses_are_launch_arguments() {
     is_an_argument::<&Buffer<f32>>();
     is_an_argument::<&mut Buffer<f32>>();
+    is_an_argument::<&View<'_, f32>>();
     is_an_argument::<&mut ViewMut<'_, f32>>();
     is_an_argument::<&millpond::Buffer<f32>>();
     is_an_argument::<&mut millpond::Buffer<f32>>();
@@ -186,7 +187,7 @@ fn copies_go_both_ways_and_between_buffers_and_slices() -> Outcome {
 
     let half = ELEMENTS / 2;
     stream.memset_zeros(&mut y.slice_mut(..half)?)?;
-    assert_eq!(stream.clone_dtoh(&y.as_view().slice(half - 1..half + 1))?, [0.0, half as f32]);
+    assert_eq!(stream.clone_dtoh(&y.slice(half - 1..half + 1)?)?, [0.0, half as f32]);
 
     let nothing = Buffer::<f32>::zeroed(&pool, 0, &on)?;
     assert!(nothing.is_empty() && nothing.ptr().is_null());
@@ -217,7 +218,7 @@ fn parts_are_written_by_kernels_and_copies_in_order() -> Outcome {
         other.memcpy_htod(&[1.0; 5], &mut part.slice_mut(5..10)?)?;
         let (mut front, mut back) = buffer.split_at_mut(len - 1)?;
         other.memset_zeros(&mut front.slice_mut(..1)?)?;
-        stream.memcpy_htod(&[7.0], &mut back.as_view_mut())?;
+        stream.memcpy_htod(&[7.0], &mut back)?;
         assert_eq!((front.len(), back.len()), (len - 1, 1));
 
         let mut expected = vec![0.0; len];

@@ -37,6 +37,8 @@ mod cuda_peers;
 mod cuda_sharing;
 #[cfg(feature = "cuda")]
 mod cuda_sleep;
+#[cfg(feature = "cudarc")]
+mod cudarc_streams;
 mod debug;
 mod default_streams;
 mod errors;
