@@ -84,7 +84,7 @@ impl<T: DeviceRepr> Buffer<T> {
     /// The elements are written before they are read as `T`.
     pub unsafe fn uninit(pool: &Pool, len: usize, stream: &Stream) -> Result<Self> {
         let buffer = Self::unordered(pool, len, stream)?;
-        buffer.uses.begin(stream);
+        buffer.uses.begin(stream.own());
         Ok(buffer)
     }
 
@@ -236,7 +236,7 @@ impl<T> Buffer<T> {
     }
 
     fn part(&self) -> Part<'_> {
-        Part::new(&self.uses, &self.stream)
+        Part::new(&self.uses, self.stream.own())
     }
 }
 
@@ -252,14 +252,14 @@ impl<T> DeviceSlice<T> for Buffer<T> {
 
 impl<T> DevicePtr<T> for Buffer<T> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        let used = self.uses.order(Access::Read, UsingStream::of(stream), &self.stream);
+        let used = self.uses.order(Access::Read, UsingStream::of(stream), self.stream.own());
         (self.ptr.raw(), recorded(used, stream))
     }
 }
 
 impl<T> DevicePtrMut<T> for Buffer<T> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        let used = self.uses.order(Access::Write, UsingStream::of(stream), &self.stream);
+        let used = self.uses.order(Access::Write, UsingStream::of(stream), self.stream.own());
         (self.ptr.raw(), recorded(used, stream))
     }
 }
@@ -268,7 +268,7 @@ impl<T> DevicePtrMut<T> for Buffer<T> {
 unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b Buffer<T>> for LaunchArgs<'a> {
     #[inline(always)]
     fn arg(&mut self, buffer: &'b Buffer<T>) -> &mut Self {
-        match buffer.uses.order_launch(Access::Read, self, &buffer.stream) {
+        match buffer.uses.order_launch(Access::Read, self, buffer.stream.own()) {
             Some(used) => self.arg(used.slice()),
             None => self.arg(&buffer.ptr),
         }
@@ -279,7 +279,7 @@ unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b Buffer<T>> for LaunchArgs<'a> {
 unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b mut Buffer<T>> for LaunchArgs<'a> {
     #[inline(always)]
     fn arg(&mut self, buffer: &'b mut Buffer<T>) -> &mut Self {
-        match buffer.uses.order_launch(Access::Write, self, &buffer.stream) {
+        match buffer.uses.order_launch(Access::Write, self, buffer.stream.own()) {
             Some(used) => self.arg(used.slice()),
             None => self.arg(&buffer.ptr),
         }
@@ -335,7 +335,7 @@ impl<T: DeviceRepr + Pod> Buffer<T> {
         // SAFETY: the block is live as long as the buffer, and then this one's until its drop, which gives the uses up before.
         let uses = unsafe { on.uses().take(ptr, bytes, on.cuda()) };
         _ = buffer.into_raw();
-        uses.begin(on);
+        uses.begin(on.own());
         let (uses, stream) = (ManuallyDrop::new(uses), on.clone());
         Ok(Self { uses, ptr, len, pool, stream, element: PhantomData })
     }
@@ -368,7 +368,7 @@ impl<T> Buffer<T> {
             std::mem::forget(uses);
             return Err(Error::Forked);
         }
-        uses.end(&self.stream);
+        uses.end(self.stream.own());
         self.stream.uses().keep(uses);
         self.note_who_waited()
     }

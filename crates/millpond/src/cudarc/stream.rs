@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream};
 
-use super::uses::{KeptUses, UsingStream};
+use super::uses::{KeptUses, Own, UsingStream};
 use crate::device::{Device, DeviceError, DeviceResult, Kind, StreamHandle};
 use crate::error::Result;
 use crate::pool::Context;
@@ -110,8 +110,9 @@ impl Stream {
         &self.sides.uses
     }
 
-    pub(super) fn used_as(&self) -> UsingStream {
-        self.sides.used_as
+    /// It, for what notes the uses of its buffers.
+    pub(super) fn own(&self) -> Own<'_> {
+        Own { cuda: &self.sides.cuda, used_as: self.sides.used_as }
     }
 }
 

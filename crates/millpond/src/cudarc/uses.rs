@@ -10,7 +10,6 @@ use cudarc::driver::sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, LaunchArgs, SyncOnDrop};
 use rustc_hash::FxHashMap;
 
-use super::Stream;
 use super::builder::stream_of;
 use super::chain::Chain;
 use crate::device::{DevicePtr, EventHandle, StreamHandle};
@@ -47,6 +46,13 @@ impl UsingStream {
         // SAFETY: cudarc's stream is borrowed.
         Self::here(unsafe { StreamHandle::from_raw(stream.cu_stream() as u64) })
     }
+}
+
+/// The stream that a buffer belongs to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Own<'a> {
+    pub(super) cuda: &'a Arc<CudaStream>,
+    pub(super) used_as: UsingStream,
 }
 
 /// Reads, or writes, of one stream.
@@ -112,8 +118,8 @@ impl Uses {
 
     /// Has the stream wait for what such a use comes after. Returns the use, to be recorded once it was given to the stream. There
     /// is none where cudarc records nothing. Errors are noted in cudarc's context.
-    pub(super) fn order(&self, access: Access, by: UsingStream, own: &Stream) -> Option<&StreamUse> {
-        let context = own.cuda().context();
+    pub(super) fn order(&self, access: Access, by: UsingStream, own: Own<'_>) -> Option<&StreamUse> {
+        let context = own.cuda.context();
         if self.ptr.is_null() || (self.is_unused() && !context.is_managing_stream_synchronization()) {
             return None;
         }
@@ -132,16 +138,16 @@ impl Uses {
         &self,
         access: Access,
         by: UsingStream,
-        own: &Stream,
+        own: Own<'_>,
     ) -> Result<Option<&StreamUse>, DriverError> {
-        let context = own.cuda().context();
+        let context = own.cuda.context();
         if self.is_unknown.load(Ordering::Relaxed) {
             context.synchronize()?;
         }
         context.bind_to_thread()?;
         for earlier in self.by_stream.iter() {
             // The buffer's own stream is in order with itself. The handle of another may have been an earlier stream's.
-            let is_in_order = earlier.by == by && by == own.used_as();
+            let is_in_order = earlier.by == by && by == own.used_as;
             if !is_in_order && (earlier.access == Access::Write || access == Access::Write) {
                 // SAFETY: the stream is the caller's.
                 unsafe { earlier.precede(by.handle) }?;
@@ -155,9 +161,9 @@ impl Uses {
         &self,
         access: Access,
         builder: &LaunchArgs<'_>,
-        own: &Stream,
+        own: Own<'_>,
     ) -> Option<&StreamUse> {
-        let context = own.cuda().context();
+        let context = own.cuda.context();
         if self.ptr.is_null() || (self.is_unused() && !context.is_managing_stream_synchronization()) {
             return None;
         }
@@ -173,13 +179,13 @@ impl Uses {
     ///
     /// # Panics
     /// Inside cudarc, where the driver refuses to create an event.
-    pub(super) fn of(&self, access: Access, by: UsingStream, own: &Stream) -> &StreamUse {
+    pub(super) fn of(&self, access: Access, by: UsingStream, own: Own<'_>) -> &StreamUse {
         let is_wanted = |used: &StreamUse| used.by == by && used.access == access;
         self.by_stream.find_or_add(is_wanted, || {
             // SAFETY: the block is live, by `new`; any byte is a `u8`.
-            let slice = unsafe { own.cuda().upgrade_device_ptr::<u8>(self.ptr.raw(), self.bytes) };
+            let slice = unsafe { own.cuda.upgrade_device_ptr::<u8>(self.ptr.raw(), self.bytes) };
             let slice = Borrowed(ManuallyDrop::new(slice));
-            let (_, read) = slice.0.device_ptr(own.cuda());
+            let (_, read) = slice.0.device_ptr(own.cuda);
             let event = match &read {
                 // SAFETY: an event of the context's.
                 SyncOnDrop::Record(Some((event, _))) => {
@@ -194,25 +200,25 @@ impl Uses {
     }
 
     /// Records the allocation as a write, so that other streams' uses wait for it. The own stream waited for all uses before it.
-    pub(super) fn begin(&self, own: &Stream) {
-        let context = own.cuda().context();
+    pub(super) fn begin(&self, own: Own<'_>) {
+        let context = own.cuda.context();
         if self.ptr.is_null() || !context.is_managing_stream_synchronization() {
             return;
         }
         let noted = context.check_err();
         match context.bind_to_thread() {
-            Ok(()) => drop(recorded(Some(self.of(Access::Write, own.used_as(), own)), own.cuda())),
+            Ok(()) => drop(recorded(Some(self.of(Access::Write, own.used_as, own)), own.cuda)),
             Err(error) => context.record_err(Err::<(), _>(error)),
         }
         context.record_err(noted);
     }
 
     /// Has the own stream wait for all uses. Errors are noted in cudarc's context.
-    pub(super) fn end(&mut self, own: &Stream) {
+    pub(super) fn end(&mut self, own: Own<'_>) {
         if self.is_unused() {
             return;
         }
-        let (context, by) = (own.cuda().context(), own.used_as());
+        let (context, by) = (own.cuda.context(), own.used_as);
         let noted = context.check_err();
         if std::mem::take(self.is_unknown.get_mut()) {
             context.record_err(context.synchronize());

@@ -10,9 +10,8 @@ use cudarc::driver::{
     CudaStream, CudaView, DevicePtr, DevicePtrMut, DeviceSlice, LaunchArgs, PushKernelArg, SyncOnDrop,
 };
 
-use super::Stream;
 use super::chain::Chain;
-use super::uses::{Access, StreamUse, Uses, UsingStream, recorded};
+use super::uses::{Access, Own, StreamUse, Uses, UsingStream, recorded};
 use crate::device;
 use crate::error::Result;
 use crate::typed::range_in;
@@ -20,7 +19,7 @@ use crate::typed::range_in;
 /// Some bytes of a buffer.
 pub(super) struct Part<'a> {
     uses: &'a Uses,
-    own: &'a Stream,
+    own: Own<'a>,
     ptr: device::DevicePtr,
     bytes: usize,
     /// What builders of launches borrow: a view of these bytes for each stream, with the use that it records.
@@ -29,7 +28,7 @@ pub(super) struct Part<'a> {
 
 impl<'a> Part<'a> {
     /// Of no bytes yet.
-    pub(super) fn new(uses: &'a Uses, own: &'a Stream) -> Self {
+    pub(super) fn new(uses: &'a Uses, own: Own<'a>) -> Self {
         Self { uses, own, ptr: uses.ptr(), bytes: 0, arguments: Chain::default() }
     }
 
@@ -126,8 +125,8 @@ impl<'a, T> View<'a, T> {
     #[must_use]
     pub unsafe fn as_cuda_view(&self, stream: &CudaStream) -> CudaView<'a, T> {
         let (Part { uses, own, .. }, by) = (&self.part, UsingStream::of(stream));
-        uses.order(Access::Read, by, own);
-        let view = self.part.view_with(uses.of(Access::Read, by, own));
+        uses.order(Access::Read, by, *own);
+        let view = self.part.view_with(uses.of(Access::Read, by, *own));
         // SAFETY: the bytes are `T`s, by `new`.
         unsafe { view.transmute(self.len) }.expect("the bytes hold the elements")
     }
@@ -237,7 +236,7 @@ impl<T> DeviceSlice<T> for View<'_, T> {
     }
 
     fn stream(&self) -> &Arc<CudaStream> {
-        self.part.own.cuda()
+        self.part.own.cuda
     }
 }
 
@@ -247,7 +246,7 @@ impl<T> DeviceSlice<T> for ViewMut<'_, T> {
     }
 
     fn stream(&self) -> &Arc<CudaStream> {
-        self.part.own.cuda()
+        self.part.own.cuda
     }
 }
 
