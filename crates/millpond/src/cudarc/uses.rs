@@ -146,9 +146,11 @@ impl Uses {
         }
         context.bind_to_thread()?;
         for earlier in self.by_stream.iter() {
-            // The buffer's own stream is in order with itself. The handle of another may have been an earlier stream's.
-            let is_in_order = earlier.by == by && by == own.used_as;
-            if !is_in_order && (earlier.access == Access::Write || access == Access::Write) {
+            // The buffer's own stream is in order with itself. The handle of another may have been an earlier stream's, whose reads
+            // the same event tells of until it is recorded anew.
+            let is_same = earlier.by == by;
+            let is_before = earlier.access == Access::Write || access == Access::Write || is_same;
+            if is_before && !(is_same && by == own.used_as) {
                 // SAFETY: the stream is the caller's.
                 unsafe { earlier.precede(by.handle) }?;
             }
@@ -187,8 +189,8 @@ impl Uses {
             let slice = Borrowed(ManuallyDrop::new(slice));
             let (_, read) = slice.0.device_ptr(own.cuda);
             let event = match &read {
-                // SAFETY: an event of the context's.
                 SyncOnDrop::Record(Some((event, _))) => {
+                    // SAFETY: an event of the context's.
                     Some(unsafe { EventHandle::from_raw(event.cu_event() as u64) })
                 }
                 _ => None,

@@ -263,6 +263,15 @@ programs! {
         assert_eq!((events[0], events[2]), (1, 0), "{events:?}");
     }
 
+    /// Its handle may have been that of a stream that is gone, whose read the event told of.
+    a_read_waits_for_the_one_before_on_the_same_handle runs program_same_handle {
+        let rig = Rig::new();
+        let (buffer, [stream]) = (rig.buffer(), rig.streams());
+        launch!(rig, stream, &buffer);
+        // For the write, for the read before, and cudarc's own.
+        assert_eq!(events_of(|| launch!(rig, stream, &buffer)), [1, 3, 0]);
+    }
+
     without_a_stream_of_cudarcs_there_are_no_events runs program_no_events {
         let cuda = CudaContext::new(0).unwrap();
         let rig = Rig::on(&cuda, &cuda.default_stream());
