@@ -271,11 +271,158 @@ lbfgs.step(closure)
 lbfgs.step(closure)
 """
 
+TRIED_AGAIN = """
+module = net(1)
+refused(ValueError, "has nothing on a GPU: pass device='cuda'", module)
+offloaded = mt.offload(module, device="cuda")
+offloaded.remove()
+
+# The third one does not fit.
+modules = [net(2), net(8), net(64)]
+before = pool.stats().requested.current
+refused(RuntimeError, "", modules, device="cuda", tag="too large")
+assert not any(one.is_cuda for module in modules for one in module.parameters())
+assert pool.stats().requested.current == before and not any(pool.tagged(tag).is_evicted for tag in pool.tags)
+mt.offload(modules[:2], device="cuda", tag="too large")
+assert len(mt.offload([net(1), module, module], device="cuda")._turns) == 2
+"""
+
+WITH_CLOSURE = """
+modules = [net(2).cuda() for _ in range(3)]
+optimizer = torch.optim.AdamW([one for module in modules for one in module.parameters()])
+offloaded = mt.offload(modules)
+import torch.optim.adam as adam
+update, seen = adam.adam, []
+adam.adam = lambda *args, **kwargs: seen.append(there(offloaded)) or update(*args, **kwargs)
+
+
+def closure():
+    y = x
+    for module in modules:
+        y = module(y)
+    y = y.sum()
+    y.backward()
+    assert there(offloaded).count(True) == 1 or not seen
+    return y
+
+
+for _ in range(3):
+    optimizer.step(closure)
+    optimizer.step(closure=closure)
+assert seen == [[True] * 3] * 6, seen
+"""
+
+PAST_FORWARD = """
+class Coder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(net(2))
+
+    def decode(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    forward = decode
+
+
+modules = [Coder().cuda() for _ in range(4)]
+offloaded = mt.offload(modules)
+seen = []
+for number, module in enumerate(modules):
+    for block in module.blocks:
+        block.register_full_backward_hook(lambda *_, number=number: seen.append(there(offloaded)[number]))
+for _ in range(2):
+    y = x.clone().requires_grad_()
+    for number, module in enumerate(modules):
+        y = module.decode(y)
+        assert there(offloaded)[number]
+    y.sum().backward()
+assert seen == [True] * 16, seen
+"""
+
+LET_GO_OF = """
+import gc, weakref
+from torch.optim.optimizer import _global_optimizer_pre_hooks
+
+
+def blocks():
+    gc.collect()
+    return pool.stats().blocks.current + sum(pool.tagged(tag).stats().blocks.current for tag in pool.tags)
+
+
+def trained(modules):
+    optimizer = torch.optim.AdamW([one for module in modules for one in module.parameters()])
+    y = x
+    for module in modules:
+        y = module(y)
+    y.sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+trained([net(1).cuda()])
+before, hooks = blocks(), len(_global_optimizer_pre_hooks)
+for _ in range(2):
+    model = net(2).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    offloaded = mt.offload(optimizer)
+    model(x).sum().backward()
+    optimizer.step()
+    gone = [weakref.ref(one) for one in (model, optimizer, offloaded)]
+    del model, optimizer, offloaded
+    assert blocks() == before and not any(one() for one in gone)
+    modules = [net(1).cuda(), net(1).cuda()]
+    offloaded = mt.offload(modules)
+    optimizer = trained(modules)
+    gone = [weakref.ref(one) for one in (*modules, optimizer, offloaded)]
+    del modules, optimizer, offloaded
+    assert blocks() == before and not any(one() for one in gone)
+assert len(_global_optimizer_pre_hooks) == hooks
+assert set(pool.tags) == {"optimizer", "model.1", "model.2"}, "a tag that is free is used again"
+"""
+
+SEVERAL_CALLS = """
+first, second = net(1).cuda(), net(1).cuda()
+of_first, of_second = mt.offload(first), mt.offload(second)
+assert pool.tags == ["model", "model-2"]
+first(x), second(x)
+of_second.evict()
+first(x)
+assert not pool.tagged("model").is_evicted and pool.tagged("model-2").is_evicted
+with mt.tag("mine"):
+    kept = torch.zeros(1024, device="cuda")
+for tag in ("mine", "model", "model-2"):
+    refused(ValueError, f"there is memory of others under the tag '{tag}'", net(1), device="cuda", tag=tag)
+optimizers = [torch.optim.AdamW(one.parameters()) for one in (first, second)]
+mt.offload(optimizers[0], tag="state")
+refused(ValueError, "there is memory of others under the tag 'state'", optimizers[1], tag="state")
+# That of an optimizer that is gone is free.
+mt.offload_optimizers()
+three = [torch.optim.AdamW(net(1).cuda().parameters()) for _ in range(3)]
+for number in (0, 1, 0):
+    for group in three[number].param_groups:
+        for one in group["params"]:
+            (one * 1.0).sum().backward()
+    three[number].step()
+    if number == 1:
+        import gc
+        three[0] = three.pop()
+        gc.collect()
+assert [tag for tag in pool.tags if tag.startswith("optimizer")] == ["optimizer", "optimizer-2"]
+assert pool.tagged("optimizer-2").stats().blocks.current == pool.tagged("optimizer").stats().blocks.current > 0
+"""
+
 PROGRAMS = {
     "modules run in turn": (IN_TURN, 256),
     "memory is short": (MEMORY_IS_SHORT, 160),
     "modules are trained": (TRAINED, 1024),
     "what cannot be offloaded": (REFUSED, 1024),
+    "an offload that failed is tried again": (TRIED_AGAIN, 160),
+    "a step with a closure has all modules there": (WITH_CLOSURE, 1024),
+    "modules that are called past their forward": (PAST_FORWARD, 1024),
+    "what is let go of is freed": (LET_GO_OF, 1024),
+    "several calls have tags of their own": (SEVERAL_CALLS, 1024),
     "memory that is shared": (SHARED, 1024),
     "compiled modules": (COMPILED, 1024),
     "optimizers that are resumed, or have a closure": (RESUMED, 1024),

@@ -6,11 +6,25 @@ the one that came after it the last time begins to come. It stays until another 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ._errors import OutOfMemoryError
-from ._torch_parts import Part, forget, is_taken, note, storages, stream_of, take, under, when_memory_is_short
+from ._torch_parts import (
+    Part,
+    before_update,
+    claim,
+    forget,
+    is_taken,
+    note,
+    storages,
+    stream_of,
+    take,
+    under,
+    weakly,
+    when_memory_is_short,
+)
 
 
 class Turn:
@@ -27,6 +41,8 @@ class Turn:
         self.next: dict[bool, Turn] = {}
         #: An optimizer's parameters are known by that.
         self.parameters = {id(one) for one in module.parameters()}
+        #: Whether nothing of it was on a GPU before.
+        self.is_from_host = not storages(tensor for _, tensor in _named(module))
 
     def arrive(self) -> None:
         """Brings it back, before what comes on the current streams."""
@@ -50,27 +66,37 @@ class Turn:
             self.part.evict()
             self.is_there = self.came_to_run = False
 
+    def forget(self) -> None:
+        """What has moved may move to another tag."""
+        forget(storages(tensor for _, tensor in _named(self.module)).values())
+
 
 class OffloadModules:
     """What :func:`millpond.torch.offload` does for modules that take turns, until :meth:`remove`."""
 
-    def __init__(self, modules: Sequence[Any], tag: str, device: Any) -> None:
+    def __init__(self, modules: Sequence[Any], tag: str | None, device: Any) -> None:
         import torch
         import torch._dynamo
 
         for module in modules:
             _check(torch, module)
+        # One that runs twice in a round is one turn.
+        modules = list(dict.fromkeys(modules))
         device = None if device is None else torch.device(device)
         shared = _shared(modules)
-        _members.update(id(module) for module in modules)
+        tag = claim(tag, "model", self)
         self._turns: list[Turn] = []
-        for number, module in enumerate(modules, 1):
-            part = Part(tag if len(modules) == 1 else f"{tag}.{number}")
-            turn = Turn(module, part)
-            _bring(torch, module, part, device, shared)
-            self._turns.append(turn)
-            # A module may be as large as what is left.
-            part.evict()
+        try:
+            for number, module in enumerate(modules, 1):
+                turn = Turn(module, Part(tag if len(modules) == 1 else f"{tag}.{number}"))
+                self._turns.append(turn)
+                _bring(module, turn.part, device, shared)
+                # A module may be as large as what is left.
+                turn.part.evict()
+        except BaseException:
+            self._undo()
+            raise
+        _members.update(modules)
         for turn, after in zip(self._turns, [*self._turns[1:], *self._turns[:1]]):
             turn.next[False] = after
         # What was compiled for a module without hooks must not serve one with them.
@@ -81,8 +107,10 @@ class OffloadModules:
             self._hook(turn)
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-        self._hooks.append(register_optimizer_step_pre_hook(self._before_step))
-        self._hooks += when_memory_is_short(self._give)
+        # These are not the modules', and end with them.
+        others = [register_optimizer_step_pre_hook(weakly(self._before_step)), *when_memory_is_short(self._give)]
+        weakref.finalize(self, _remove, others).atexit = False
+        self._hooks += others
 
     def restore(self, module: Any = None) -> None:
         """Brings a module back, or all of them: to be read, or changed. It stays until another one begins to run."""
@@ -104,13 +132,20 @@ class OffloadModules:
 
     def remove(self) -> None:
         """Brings all modules back. They stay on the GPU from now on."""
-        for hook in self._hooks:
-            hook.remove()
+        _remove(self._hooks)
         self._hooks = []
         self.restore()
         for turn in self._turns:
-            forget(storages(tensor for _, tensor in _named(turn.module)).values())
-            _members.discard(id(turn.module))
+            turn.forget()
+            _members.discard(turn.module)
+
+    def _undo(self) -> None:
+        """Modules go back to where they came from."""
+        for turn in reversed(self._turns):
+            turn.part.restore()
+            turn.forget()
+            if turn.is_from_host:
+                turn.module.to("cpu")
 
     # ---- hooks -----------------------------------------------------------------------------------
 
@@ -130,6 +165,10 @@ class OffloadModules:
             if not torch.compiler.is_compiling():
                 self._begin(turn, False)
 
+        def after_part(_module: Any, _args: Any, output: Any) -> None:
+            if not torch.compiler.is_compiling():
+                self._watch_backward(turn, output)
+
         def before_state(*_: Any) -> None:
             self.restore(module)
 
@@ -141,8 +180,9 @@ class OffloadModules:
         self._hooks.append(module.register_load_state_dict_pre_hook(before_state))
         if not hasattr(module, "_orig_mod"):
             # Some are called past their own forward, as by `vae.decode`.
-            for child in module.children():
+            for child in _parts(torch, module):
                 self._hooks.append(child.register_forward_pre_hook(before_part))
+                self._hooks.append(child.register_forward_hook(after_part))
 
     def _begin(self, turn: Turn, is_backward: bool) -> None:
         if self._present == (turn, is_backward):
@@ -187,10 +227,15 @@ class OffloadModules:
         if leaves:
             torch.autograd.graph.register_multi_grad_hook(leaves, lambda _: self._begin(turn, True), mode="any")
 
-    def _before_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         parameters = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        self._present = None
-        self._arrive(*(turn for turn in self._turns if not turn.parameters.isdisjoint(parameters)))
+        turns = [turn for turn in self._turns if not turn.parameters.isdisjoint(parameters)]
+
+        def get_ready() -> None:
+            self._present = None
+            self._arrive(*turns)
+
+        return before_update(get_ready, args, kwargs) if turns else None
 
     def _give(self) -> bool:
         """Memory is short: what is there early waits until its turn."""
@@ -202,7 +247,21 @@ class OffloadModules:
 
 
 #: The modules that take turns already.
-_members: set[int] = set()
+_members: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _remove(hooks: Sequence[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
+
+
+def _parts(torch: Any, module: Any) -> Iterator[Any]:
+    """The children of a module that can be called: a list is not, and its children are."""
+    for child in module.children():
+        if type(child).forward is torch.nn.Module.forward:
+            yield from _parts(torch, child)
+        else:
+            yield child
 
 
 def _check(torch: Any, module: Any) -> None:
@@ -210,7 +269,7 @@ def _check(torch: Any, module: Any) -> None:
 
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"an optimizer, a module, or a list of modules is expected, not {type(module).__name__}")
-    if id(module) in _members:
+    if module in _members:
         raise ValueError(f"this {type(module).__name__} is offloaded already")
     for name, tensor in _named(module):
         if is_traceable_wrapper_subclass(tensor) or type(tensor).__name__ == "FlatParameter":
@@ -236,7 +295,7 @@ def _shared(modules: Sequence[Any]) -> set[int]:
     return shared
 
 
-def _bring(torch: Any, module: Any, part: Part, device: Any, shared: set[int]) -> None:
+def _bring(module: Any, part: Part, device: Any, shared: set[int]) -> None:
     """Moves a module's memory under its tag."""
     for name, tensor in _named(module):
         number = tensor.untyped_storage()._cdata

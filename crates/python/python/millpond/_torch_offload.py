@@ -11,7 +11,7 @@ import weakref
 from typing import Any
 
 from . import _millpond
-from ._torch_parts import Part, forget, is_taken, storages, take, when_memory_is_short
+from ._torch_parts import Part, before_update, claim, forget, is_taken, storages, take, weakly, when_memory_is_short
 
 #: A state is in so many parts at most, of so many bytes at least: each comes back when there is room for it.
 _MOST_PARTS = 8
@@ -27,8 +27,8 @@ _MOST_POINTS = 32
 class Offload:
     """What :func:`millpond.torch.offload` does for one optimizer, until :meth:`remove`."""
 
-    def __init__(self, optimizer: Any, tag: str) -> None:
-        self._optimizer, self._tag = optimizer, tag
+    def __init__(self, optimizer: Any, tag: str | None) -> None:
+        self._optimizer, self._tag = optimizer, claim(tag, "optimizer", self)
         self._parts: list[Part] = []
         self._lacks = False
         #: By GPU, the bytes of each part, and the most that were needed at once so far.
@@ -46,9 +46,9 @@ class Offload:
         parameters = [one for one in self._parameters() if one.requires_grad]
         # The backward comes to the first parameters last.
         for one in parameters[:1]:
-            self._hooks.append(one.register_post_accumulate_grad_hook(self._at_the_end))
+            self._hooks.append(one.register_post_accumulate_grad_hook(weakly(self._at_the_end)))
         for one in parameters[1 :: max(len(parameters) // _MOST_POINTS, 1)]:
-            self._hooks.append(one.register_post_accumulate_grad_hook(self._on_the_way))
+            self._hooks.append(one.register_post_accumulate_grad_hook(weakly(self._on_the_way)))
         self._take_state()
 
     def remove(self) -> None:
@@ -68,20 +68,7 @@ class Offload:
     # ---- hooks -----------------------------------------------------------------------------------
 
     def _before_step(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # The optimizer is the first of them.
-        closure = kwargs.get("closure") or next(filter(callable, args[1:]), None)
-        if closure is None:
-            self._get_ready()
-            return None
-
-        # The forward and the backward are in it.
-        def closed() -> Any:
-            loss = closure()
-            self._get_ready()
-            return loss
-
-        kwargs = {name: closed if value is closure else value for name, value in kwargs.items()}
-        return tuple(closed if value is closure else value for value in args), kwargs
+        return before_update(self._get_ready, args, kwargs)
 
     def _get_ready(self) -> None:
         if self._parts:
@@ -205,7 +192,6 @@ def _before_first_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     assert _known is not None
     if optimizer in _known:
         return
-    number = len(_known) + 1
     _known.add(optimizer)
     # PyTorch goes on to the optimizer's own hooks, so this step has them already.
-    Offload(optimizer, "optimizer" if number == 1 else f"optimizer-{number}")
+    Offload(optimizer, None)

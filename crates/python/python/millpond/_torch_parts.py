@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 from . import _millpond
@@ -180,6 +181,73 @@ def _give_back(ordinal: int, freed: int) -> None:
     pool.trim(max(pool.stats().reserved.current - freed, 0))
 
 
+# ---- whose tags they are -----------------------------------------------------------------------------
+
+#: Who offloads under a tag, as long as that is there.
+_owners: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+
+def claim(tag: str | None, default: str, owner: Any) -> str:
+    """A tag of the owner's alone: what others have under it would leave the GPU, too. Without one, the default, with a number if that
+    is another's.
+
+    Raises:
+        ValueError: for a tag that is another's.
+    """
+    if tag is not None and _is_anothers(tag):
+        raise ValueError(f"there is memory of others under the tag {tag!r}, which would leave the GPU, too: pass another tag")
+    names = (default if number == 1 else f"{default}-{number}" for number in count(1))
+    found = tag if tag is not None else next(name for name in names if not _is_anothers(name))
+    _owners[found] = owner
+    # It may have been evicted by who had it before, and then takes nothing.
+    for part in _parts_of(found):
+        part.restore()
+    return found
+
+
+def _parts_of(tag: str) -> list[Part]:
+    pools = (_millpond.device_pool(ordinal) for ordinal in _millpond.devices_in_use())
+    return [Part(known) for known in {known for pool in pools for known in pool.tags} if f"{known}.".startswith(f"{tag}.")]
+
+
+def _is_anothers(tag: str) -> bool:
+    return tag in _owners or any(pool.stats().blocks.current > 0 for part in _parts_of(tag) for _, pool in part.pools())
+
+
+# ---- steps -------------------------------------------------------------------------------------------
+
+
+def before_update(
+    get_ready: Callable[[], None], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Has something called before an optimizer's step changes anything. In a closure of the step are the forward and the backward,
+    so it is called behind that. Returns what the step gets instead, as PyTorch's hooks do."""
+    # The optimizer is the first of them.
+    closure = kwargs.get("closure") or next(filter(callable, args[1:]), None)
+    if closure is None:
+        get_ready()
+        return None
+
+    def closed() -> Any:
+        loss = closure()
+        get_ready()
+        return loss
+
+    kwargs = {name: closed if value is closure else value for name, value in kwargs.items()}
+    return tuple(closed if value is closure else value for value in args), kwargs
+
+
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method for who must not keep its object: PyTorch keeps hooks where nothing finds a circle."""
+    weak = weakref.WeakMethod(method)
+
+    def called(*args: Any) -> Any:
+        found = weak()
+        return None if found is None else found(*args)
+
+    return called
+
+
 # ---- a thread beside the program ---------------------------------------------------------------------
 
 _thread: ThreadPoolExecutor | None = None
@@ -195,11 +263,10 @@ def _beside(call: Callable[[], int]) -> Future[int]:
 
 def when_memory_is_short(give: Callable[[], bool]) -> list[_millpond.Callback]:
     """Has the pools of the GPUs call a method when they have no memory, before that is an error."""
-    method = weakref.WeakMethod(give)
+    weak = weakly(give)
 
     def asked(_bytes: int) -> bool:
         # What the thread restores needs memory itself.
-        found = method()
-        return found is not None and not getattr(_is_thread, "here", False) and bool(found())
+        return not getattr(_is_thread, "here", False) and bool(weak())
 
     return [_millpond.device_pool(ordinal).on_reclaim(asked) for ordinal in _millpond.devices_in_use()]

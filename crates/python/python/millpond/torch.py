@@ -170,21 +170,22 @@ def offload(what: Any, *, tag: str | None = None, device: Any = None) -> Offload
     Args:
         what: A ``torch.optim.Optimizer``, a ``torch.nn.Module``, or modules that run in turn. Memory that two modules share stays on
             the GPU.
-        tag: The name among the pool's tags, ``"optimizer"`` or ``"model"`` by default. Large states and several modules have more
-            tags, such as ``"optimizer.2"``. What is offloaded by another call needs another name.
+        tag: The name among the pool's tags, ``"optimizer"`` or ``"model"`` by default, with a number where that is another call's,
+            as ``"optimizer-2"``. Large states and several modules have more tags, such as ``"optimizer.2"``.
         device: A GPU to which modules on the CPU are brought, one after another.
 
     Raises:
         millpond.Error: before :func:`enable`.
         TypeError: for something else.
-        ValueError: for a module that has nothing on a GPU, that is offloaded already, or whose parameters FSDP has.
+        ValueError: for a module that has nothing on a GPU, that is offloaded already, or whose parameters FSDP has. Also for a
+            ``tag`` under which others have memory.
     """
     _check_enabled()
     if hasattr(what, "param_groups"):
         if device is not None:
             raise TypeError("device is for modules: an optimizer's state is where its parameters are")
-        return Offload(what, tag or "optimizer")
-    return OffloadModules(list(what) if isinstance(what, (list, tuple)) else [what], tag or "model", device)
+        return Offload(what, tag)
+    return OffloadModules(list(what) if isinstance(what, (list, tuple)) else [what], tag, device)
 
 
 def offload_optimizers() -> None:
