@@ -10,7 +10,7 @@ use millpond_offers::{self as offers, Offered};
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyMemoryView};
 
 use crate::dlpack;
 use crate::failure::{Failure, Result};
@@ -499,6 +499,23 @@ impl Block {
     /// Python's promise: the view is one that was filled.
     unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
         self.conceal();
+    }
+
+    /// What NumPy asks where it finds no bytes: raises why.
+    #[pyo3(signature = (dtype=None, copy=None))]
+    fn __array__<'py>(
+        this: &Bound<'py, Self>,
+        dtype: Option<&Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = this.py();
+        let bytes = PyMemoryView::from(this.as_any())?;
+        let how = PyDict::new(py);
+        how.set_item("dtype", dtype)?;
+        if let Some(copy) = copy {
+            how.set_item("copy", copy)?;
+        }
+        py.import("numpy")?.call_method("array", (bytes,), Some(&how))
     }
 
     /// The bytes for libraries of a GPU, by the CUDA array interface. Not on devices that are no GPU.

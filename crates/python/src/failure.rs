@@ -45,6 +45,10 @@ pub(crate) enum Failure {
     ClosedSharing,
     #[error("this process opened the block: the process that shared it sends it")]
     SharedElsewhere,
+    #[error(
+        "the tag {0:?} was begun on another thread, which has it until it ends the tag around it: use one thread for each `with`"
+    )]
+    TagOfAnotherThread(String),
     #[error("{0}")]
     Broken(String),
     #[error("{0}")]
@@ -126,6 +130,7 @@ impl From<Failure> for PyErr {
             | Failure::ClosedSharing
             | Failure::SharedElsewhere
             | Failure::ShownBlock(_)
+            | Failure::TagOfAnotherThread(_)
             | Failure::StreamOfAnotherGpu { .. } => exceptions::MisuseError::new_err(text),
             Failure::Broken(_) => exceptions::Error::new_err(text),
             Failure::Trace(_) | Failure::Snapshot { .. } | Failure::Replay(_) | Failure::Temporary(_) => {

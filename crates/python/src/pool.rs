@@ -301,6 +301,7 @@ impl Pool {
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<(Block, Shared)> {
         let socket = sharing::read_socket(socket)?;
+        sharing::await_sent(py, &socket)?;
         self.open_received(py, stream, move || Ok(Received::receive(&socket)?))
     }
 

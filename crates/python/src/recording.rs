@@ -1,9 +1,14 @@
 //! Recordings and tags, as Python sees them.
 
 use std::cell::RefCell;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{self, ThreadId};
 
+use millpond::bindings::Mutex;
 use millpond::record;
 use pyo3::prelude::*;
+
+use crate::failure::{Failure, Result};
 
 /// What a recording has done.
 #[pyclass(frozen, get_all, module = "millpond")]
@@ -44,25 +49,53 @@ impl RecordingStatus {
 }
 
 /// ``with millpond.tag("forward"):`` files what this thread does with pools under a name, in recordings.
-#[pyclass(unsendable, module = "millpond", name = "tag")]
+///
+/// It ends on the thread that began it, with all that this thread began since.
+#[pyclass(frozen, module = "millpond", name = "tag")]
 pub(crate) struct Tag {
     text: String,
-    tagged: RefCell<Vec<record::Tagged>>,
+    /// What each `with` began, by thread and number, innermost last.
+    begun: Mutex<Vec<(ThreadId, u64)>>,
 }
+
+thread_local! {
+    /// What the thread began and did not end, by number.
+    static TAGGED: RefCell<Vec<(u64, record::Tagged)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The number of the next one.
+static NEXT: AtomicU64 = AtomicU64::new(0);
 
 #[pymethods]
 impl Tag {
     #[new]
     fn new(text: String) -> Self {
-        Self { text, tagged: RefCell::default() }
+        Self { text, begun: Mutex::default() }
     }
 
     fn __enter__(&self) {
-        self.tagged.borrow_mut().push(record::tag(&self.text));
+        // Relaxed: all that counts is that no two are the same.
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let tagged = record::tag(&self.text);
+        // Fails while the thread ends, and no tag is set then.
+        TAGGED.try_with(|all| all.borrow_mut().push((number, tagged))).ok();
+        self.begun.lock().push((thread::current().id(), number));
     }
 
     #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, _exception: &Bound<'_, PyAny>) {
-        self.tagged.borrow_mut().pop();
+    fn __exit__(&self, _exception: &Bound<'_, PyAny>) -> Result<()> {
+        let Some((of, number)) = self.begun.lock().pop() else { return Ok(()) };
+        if of != thread::current().id() {
+            return Err(Failure::TagOfAnotherThread(self.text.clone()));
+        }
+        let take = |all: &RefCell<Vec<(u64, record::Tagged)>>| {
+            let mut all = all.borrow_mut();
+            let at = all.iter().position(|(known, _)| *known == number);
+            at.map(|at| all.split_off(at)).unwrap_or_default()
+        };
+        let mut ended = TAGGED.try_with(take).unwrap_or_default();
+        // The innermost first: each brings back the one before.
+        while ended.pop().is_some() {}
+        Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! Blocks that several processes use, over Unix sockets.
 
-use std::os::fd::BorrowedFd;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
 use millpond::bindings::{self, Mutex, Process};
@@ -175,4 +176,23 @@ pub(crate) fn read_socket(socket: &Bound<'_, PyAny>) -> PyResult<UnixStream> {
     // SAFETY: not -1. The object has it open, or the next call fails.
     let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
     Ok(borrowed.try_clone_to_owned()?.into())
+}
+
+/// Waits until a socket has something to read, or ended. A signal's handler runs meanwhile, and may end the wait.
+pub(crate) fn await_sent(py: Python<'_>, socket: &UnixStream) -> PyResult<()> {
+    /// How late a signal may be seen that came just before a wait.
+    const MILLISECONDS: i32 = 500;
+    loop {
+        py.check_signals()?;
+        let mut asked = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let goes_on = py.detach(|| {
+            // SAFETY: one entry, which is writable.
+            let found = unsafe { libc::poll(&mut asked, 1, MILLISECONDS) };
+            found == 0 || (found < 0 && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted)
+        });
+        // What else failed is told by who reads.
+        if !goes_on {
+            return Ok(());
+        }
+    }
 }

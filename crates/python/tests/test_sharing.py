@@ -113,3 +113,17 @@ def test_mistakes_are_told(sockets: Any) -> None:
     opened.free()
     with pytest.raises(millpond.MisuseError, match="freed already"):
         opened.share()
+
+
+def test_a_signal_ends_the_wait_for_a_block() -> None:
+    program = """
+import millpond, os, signal, socket, threading
+pool, (ours, theirs) = millpond.Pool("host"), socket.socketpair()
+threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    pool.open_shared(theirs)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "interrupted\n", done.stderr

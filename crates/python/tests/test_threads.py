@@ -8,7 +8,7 @@ import random
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import millpond
 import pytest
@@ -152,3 +152,40 @@ def test_threads_that_run_out_of_memory_are_all_asked() -> None:
     cache.clear()
     gc.collect()
     pool.check()
+
+
+def test_a_tag_that_another_thread_would_end_is_refused_there() -> None:
+    def tagged() -> Iterator[None]:
+        with millpond.tag("generator"):
+            yield
+
+    generator, refused = tagged(), []
+    next(generator)
+
+    def close() -> None:
+        with pytest.raises(millpond.MisuseError, match='the tag "generator" was begun on another thread'):
+            generator.close()  # type: ignore[attr-defined]
+        refused.append(True)
+
+    thread = threading.Thread(target=close)
+    thread.start()
+    thread.join()
+    assert refused == [True]
+
+
+def test_tags_may_end_in_any_order_and_on_no_thread() -> None:
+    tag = millpond.tag("again")
+    with tag, tag:
+        pass
+    tag.__exit__()
+    one, other = millpond.tag("one"), millpond.tag("other")
+    one.__enter__()
+    other.__enter__()
+    one.__exit__()
+    other.__exit__()
+    # A thread ends with its own.
+    thread = threading.Thread(target=one.__enter__)
+    thread.start()
+    thread.join()
+    del one, thread
+    gc.collect()

@@ -83,6 +83,17 @@ def test_where_the_cpu_cannot_read_it_is_said_in_words(pool: millpond.Pool) -> N
         pool.allocate(MIB).__cuda_array_interface__
 
 
+def test_numpy_raises_where_it_finds_no_bytes(pool: millpond.Pool) -> None:
+    with pytest.raises(BufferError, match="a simulated device keeps no bytes"):
+        np.asarray(millpond.Pool("sim").allocate(8))
+    freed = pool.allocate(8)
+    freed.free()
+    with pytest.raises(millpond.MisuseError, match="freed already"):
+        np.array(freed, copy=True)
+    array = pool.allocate(8).__array__(np.float32, True)
+    assert array.shape == (8,) and array.dtype == np.float32
+
+
 def test_a_tensor_is_the_memory_or_a_copy_as_it_is_asked(pool: millpond.Pool) -> None:
     for memory in ("device", "pinned", "managed"):
         block = millpond.Pool("host", memory=memory).allocate(MIB)

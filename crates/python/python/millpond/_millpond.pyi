@@ -346,6 +346,9 @@ class Block:
             DeviceError: where the device cannot share memory.
         """
     def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Any:
+        """What NumPy asks where it finds no bytes: raises why."""
+
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The bytes for libraries of a GPU, by the CUDA array interface. Not on devices that are no GPU.
@@ -818,7 +821,10 @@ class Pool:
 
 @final
 class tag:
-    """``with millpond.tag("forward"):`` files what this thread does with pools under a name, in recordings."""
+    """``with millpond.tag("forward"):`` files what this thread does with pools under a name, in recordings.
+
+    It ends on the thread that began it, with all that this thread began since.
+    """
 
     def __new__(cls, text: str) -> tag: ...
     def __enter__(self) -> None: ...
