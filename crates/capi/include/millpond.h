@@ -890,6 +890,9 @@ millpond_status millpond_pool_restore_ahead(millpond_pool *tag);
 millpond_status millpond_pool_restore_free(millpond_pool *tag,
                                            size_t *away);
 
+// Whether the pool's memory may be used: EVICTED or ASLEEP where it is away. Calls that name no pool do not ask.
+millpond_status millpond_pool_check_there(millpond_pool *pool);
+
 // The message of this thread's last call that failed, with the figures and what to do next; empty if none did.
 // Never null. Valid until the thread's next call that fails. A call that succeeds leaves it as it is.
 const char *millpond_last_error(void);

@@ -731,6 +731,9 @@ public:
 
     bool is_evicted() const { return attribute(MILLPOND_ATTRIBUTE_IS_EVICTED) != 0; }
 
+    /// Throws EVICTED or ASLEEP where the memory must not be used now. Buffers ask by themselves.
+    void check_there() const { check(millpond_pool_check_there(get())); }
+
     /// The part of the pool for a tag, to be put to sleep, or evicted, on its own: a pool under the same hard limit.
     Pool tagged(const std::string &tag) const {
         millpond_pool *handle;
@@ -1121,6 +1124,7 @@ public:
     /// Sets all bytes, in stream order.
     void fill_bytes(unsigned char value) {
         if (empty()) return;
+        borrowed().check_there();
         order_after_reads();
         check(millpond_memset(pool_->context.get(), data_, value, size_bytes(), stream_));
     }
@@ -1130,6 +1134,7 @@ public:
     void copy_from_host(const T *from, std::size_t count, std::size_t first = 0) {
         check_range("copy_from_host", count, first);
         if (count == 0) return;
+        borrowed().check_there();
         order_after_reads();
         check(millpond_copy_from_host(pool_->context.get(), data_ + first, from, count * sizeof(T), stream_));
     }
@@ -1138,6 +1143,7 @@ public:
     void copy_to_host(T *to, std::size_t count, std::size_t first = 0) const {
         check_range("copy_to_host", count, first);
         if (count == 0) return;
+        borrowed().check_there();
         check(millpond_copy_to_host(pool_->context.get(), to, data_ + first, count * sizeof(T), stream_));
     }
 

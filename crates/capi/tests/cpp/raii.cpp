@@ -473,11 +473,25 @@ static void tags_are_evicted_and_restored() {
     assert(optimizer.evict(stream) >= 3 << 20);
     assert(optimizer.is_evicted() && !optimizer.is_asleep() && optimizer.stats().reserved.current == 0);
     refused(MILLPOND_STATUS_EVICTED, "restore it first", [&] { Buffer<char>(optimizer, 1, stream); });
-    { Buffer<char>(pool, 3 << 20, stream).fill_bytes(9); }
+    {
+        Buffer<char> other(pool, 3 << 20, stream);
+        other.fill_bytes(9);
+        // The addresses may still lead to the pages, which are the other buffer's now.
+        char byte = 5;
+        refused(MILLPOND_STATUS_EVICTED, "restore it first", [&] { kept.fill_bytes(4); });
+        refused(MILLPOND_STATUS_EVICTED, "restore it first", [&] { kept.copy_from_host(&byte, 1); });
+        refused(MILLPOND_STATUS_EVICTED, "restore it first", [&] { kept.copy_to_host(&byte, 1); });
+        refused(MILLPOND_STATUS_EVICTED, "restore it first", [&] { (void)kept.to_vector(); });
+        assert(byte == 5 && other.to_vector() == std::vector<char>(3 << 20, 9));
+    }
     optimizer.restore_ahead();
     assert(optimizer.restore_free() == 0);
     optimizer.restore(stream);
     assert(!optimizer.is_evicted() && kept.to_vector() == std::vector<char>(3 << 20, 3));
+    optimizer.sleep(Keep::in_pinned_memory);
+    refused(MILLPOND_STATUS_ASLEEP, "wake it first", [&] { kept.fill_bytes(4); });
+    optimizer.wake();
+    optimizer.check_there();
     refused(MILLPOND_STATUS_CANNOT_EVICT, "no part of another pool", [&] { pool.evict(stream); });
 }
 
