@@ -20,8 +20,8 @@ struct Captures(Mutex<Begun>);
 
 #[derive(Debug, Default)]
 struct Begun {
-    /// The streams that captures began on.
-    streams: Vec<u64>,
+    /// The streams that captures began on, each with its context.
+    streams: Vec<(u64, Option<u64>)>,
     /// So long no pool waits for its GPU, which would end a capture.
     _held_back: Vec<Capturing>,
 }
@@ -29,7 +29,13 @@ struct Begun {
 static CAPTURES: PerProcess<Captures> = PerProcess::new(Default::default);
 
 /// Begins a capture on a stream, unless the driver refuses.
-pub(crate) fn begin(stream: u64, real: impl FnOnce() -> Code) -> Code {
+///
+/// # Safety
+/// The handle is one of the default ones, or a live stream.
+pub(crate) unsafe fn begin(stream: Handle, real: impl FnOnce() -> Code) -> Code {
+    // SAFETY: the caller's promise.
+    let context = unsafe { driver::context_of(stream) }.map(|context| context.addr() as u64);
+    let stream = stream.addr() as u64;
     let mut begun = CAPTURES.get().0.lock();
     if begun.streams.is_empty() {
         let gpus = gpus::known();
@@ -37,7 +43,7 @@ pub(crate) fn begin(stream: u64, real: impl FnOnce() -> Code) -> Code {
         begun._held_back =
             gpus.iter().filter_map(|gpu| gpu.pool.capture_pool().begin_where(|_| false).ok()).collect();
     }
-    begun.streams.push(stream);
+    begun.streams.push((stream, context));
     // Before the call: afterwards an allocation may be the graph's.
     COUNT.store(begun.streams.len(), Ordering::SeqCst);
     fast_path::close();
@@ -51,8 +57,19 @@ pub(crate) fn begin(stream: u64, real: impl FnOnce() -> Code) -> Code {
 
 /// A capture on a stream ended.
 pub(crate) fn end(stream: u64) {
+    end_where(|(known, _)| *known == stream);
+}
+
+/// A context ended, and with it the captures on its streams.
+pub(crate) fn end_all_of(context: Handle) {
+    let context = context.addr() as u64;
+    while end_where(|(_, known)| *known == Some(context)) {}
+}
+
+/// Whether a capture was there to end.
+fn end_where(is_it: impl FnMut(&(u64, Option<u64>)) -> bool) -> bool {
     let mut begun = CAPTURES.get().0.lock();
-    let Some(at) = begun.streams.iter().position(|known| *known == stream) else { return };
+    let Some(at) = begun.streams.iter().position(is_it) else { return false };
     begun.streams.swap_remove(at);
     COUNT.store(begun.streams.len(), Ordering::SeqCst);
     fast_path::reopen();
@@ -63,6 +80,7 @@ pub(crate) fn end(stream: u64) {
         drop(held_back);
         gpus::free_late();
     }
+    true
 }
 
 /// Whether a stream is being captured. Without any capture, the driver is not asked.

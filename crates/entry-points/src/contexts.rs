@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::code::Code;
 use crate::driver::{self, Handle};
-use crate::{driver_memory, gpus, ipc, overhead, retained, streams};
+use crate::{captures, driver_memory, gpus, ipc, overhead, retained, streams};
 
 /// Whether the process ends: the CUDA runtime gives up what it retained then. The system frees that faster than a pool could.
 static IS_ENDING: AtomicBool = AtomicBool::new(false);
@@ -60,6 +60,7 @@ fn end(device: c_int, real: impl FnOnce() -> Code) -> Code {
     }
     let code = real();
     if let Some(context) = context.filter(|_| code.is_success()) {
+        captures::end_all_of(context);
         driver_memory::forget_context(context.addr() as u64);
         overhead::forget(device);
     }
@@ -70,6 +71,7 @@ fn end(device: c_int, real: impl FnOnce() -> Code) -> Code {
 pub(crate) fn destroy(context: Handle, real: impl FnOnce() -> Code) -> Code {
     let code = real();
     if code.is_success() {
+        captures::end_all_of(context);
         driver_memory::forget_context(context.addr() as u64);
     }
     code

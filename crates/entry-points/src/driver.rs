@@ -261,6 +261,17 @@ pub(crate) fn current_context() -> Option<Handle> {
     (asked.is_success() && !context.is_null()).then_some(context)
 }
 
+/// The context of a stream.
+///
+/// # Safety
+/// The handle is one of the default ones, or a live stream.
+pub(crate) unsafe fn context_of(stream: Handle) -> Option<Handle> {
+    let mut context = ptr::null_mut();
+    // SAFETY: the stream lives by the caller's promise, and `context` is writable.
+    let asked = unsafe { cuStreamGetCtx(stream, &mut context) };
+    (asked.is_success() && !context.is_null()).then_some(context)
+}
+
 /// The GPU of the calling thread's context.
 pub(crate) fn current_device() -> Option<c_int> {
     let mut device = 0;

@@ -202,7 +202,7 @@ pub(crate) fn trim(pool: Handle, keep: usize, real: impl FnOnce() -> Code) -> Co
 /// `cuMemPoolSetAccess`: who may use a pool's memory may use the GPU's.
 ///
 /// # Safety
-/// The list has `count` entries.
+/// The list has `count` entries, or is null.
 pub(crate) unsafe fn share(
     pool: Handle,
     access: *const c_void,
@@ -218,6 +218,7 @@ pub(crate) unsafe fn share(
     const READ_WRITE: c_int = 3;
     let code = real();
     if code.is_success()
+        && !access.is_null()
         && let Source::Pool(Some(owner)) = of(pool)
     {
         // SAFETY: the caller's promise.

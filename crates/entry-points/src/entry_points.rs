@@ -182,8 +182,11 @@ fn destroy_stream(stream: Handle, real: impl FnOnce() -> Code) -> Code {
     code
 }
 
-fn begin_capture(stream: Handle, real: impl FnOnce() -> Code) -> Code {
-    captures::begin(stream.addr() as u64, real)
+/// # Safety
+/// The handle is one of the default ones, or a live stream.
+unsafe fn begin_capture(stream: Handle, real: impl FnOnce() -> Code) -> Code {
+    // SAFETY: the caller's promise.
+    unsafe { captures::begin(stream, real) }
 }
 
 fn end_capture(stream: Handle, real: impl FnOnce() -> Code) -> Code {

@@ -227,11 +227,8 @@ fn meet_default(handle: u64, gpu: Arc<Gpu>) -> Option<Arc<Known>> {
 /// # Safety
 /// The handle is a live stream, and none of the default ones.
 unsafe fn gpu_of(handle: u64) -> Option<Arc<Gpu>> {
-    let mut context = ptr::null_mut();
-    let raw = ptr::without_provenance_mut(handle as usize);
-    // SAFETY: the stream lives by the caller's promise, and `context` is writable.
-    let found = unsafe { driver::cuStreamGetCtx(raw, &mut context) }.is_success() && !context.is_null();
-    if found { gpus::of_context(context) } else { None }
+    // SAFETY: the caller's promise.
+    gpus::of_context(unsafe { driver::context_of(ptr::without_provenance_mut(handle as usize)) }?)
 }
 
 /// # Safety

@@ -251,6 +251,11 @@ fn a_captures_memory_is_the_graphs() {
 }
 
 #[test]
+fn a_capture_ends_with_its_context() {
+    linked("captured contexts", &[]);
+}
+
+#[test]
 fn memory_of_a_programs_own_context_is_the_drivers() {
     let Some(report) = linked("contexts", &[]) else { return };
     assert_eq!(report["outside"]["plain"]["peak"], MIB, "{report}");
