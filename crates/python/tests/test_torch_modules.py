@@ -341,6 +341,34 @@ for _ in range(2):
 assert seen == [True] * 16, seen
 """
 
+TWICE = """
+modules = [net(2).cuda() for _ in range(4)]
+parameters = [one for module in modules for one in module.parameters()]
+optimizer = torch.optim.SGD(parameters)
+offloaded = mt.offload(modules)
+seen = []
+for one in parameters:
+    one.register_post_accumulate_grad_hook(lambda _: seen.append(there(offloaded)))
+
+
+def through(y):
+    for module in modules:
+        y = module(y)
+    return y
+
+
+for _ in range(2):
+    y = x.clone().requires_grad_()
+    [gradient] = torch.autograd.grad(through(y).pow(2).sum(), y, create_graph=True)
+    (gradient.sum() + through(x).sum()).backward()
+    assert len(seen) == len(parameters) and all(map(all, seen)), "the second backward tells of no module"
+    optimizer.step()
+    seen.clear()
+    with torch.no_grad():
+        through(x), through(x)
+    assert not all(there(offloaded)), "they take turns again"
+"""
+
 LET_GO_OF = """
 import gc, weakref
 from torch.optim.optimizer import _global_optimizer_pre_hooks
@@ -421,6 +449,7 @@ PROGRAMS = {
     "an offload that failed is tried again": (TRIED_AGAIN, 160),
     "a step with a closure has all modules there": (WITH_CLOSURE, 1024),
     "modules that are called past their forward": (PAST_FORWARD, 1024),
+    "a backward of a backward": (TWICE, 1024),
     "what is let go of is freed": (LET_GO_OF, 1024),
     "several calls have tags of their own": (SEVERAL_CALLS, 1024),
     "memory that is shared": (SHARED, 1024),

@@ -102,6 +102,8 @@ class OffloadModules:
         # What was compiled for a module without hooks must not serve one with them.
         torch._dynamo.config.skip_nnmodule_hook_guards = False
         self._present: tuple[Turn, bool] | None = None
+        #: Whether a backward made a graph of its own, whose backward uses modules without telling. So all are there, until a step.
+        self._stay = False
         self._hooks: list[Any] = []
         for turn in self._turns:
             self._hook(turn)
@@ -184,7 +186,18 @@ class OffloadModules:
                 self._hooks.append(child.register_forward_pre_hook(before_part))
                 self._hooks.append(child.register_forward_hook(after_part))
 
+    def _begin_backward(self, turn: Turn) -> None:
+        import torch
+
+        # As in a backward with `create_graph` only.
+        self._stay |= torch.is_grad_enabled()
+        self._begin(turn, True)
+
     def _begin(self, turn: Turn, is_backward: bool) -> None:
+        if self._stay:
+            self._present = (turn, is_backward)
+            self._arrive(*self._turns)
+            return
         if self._present == (turn, is_backward):
             turn.arrive()
             return
@@ -225,14 +238,14 @@ class OffloadModules:
             return
         leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         if leaves:
-            torch.autograd.graph.register_multi_grad_hook(leaves, lambda _: self._begin(turn, True), mode="any")
+            torch.autograd.graph.register_multi_grad_hook(leaves, lambda _: self._begin_backward(turn), mode="any")
 
     def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         parameters = {id(one) for group in optimizer.param_groups for one in group["params"]}
         turns = [turn for turn in self._turns if not turn.parameters.isdisjoint(parameters)]
 
         def get_ready() -> None:
-            self._present = None
+            self._present, self._stay = None, False
             self._arrive(*turns)
 
         return before_update(get_ready, args, kwargs) if turns else None
