@@ -154,7 +154,10 @@ while :; do sleep 0.05; done
     let output = child.wait_with_output().unwrap();
     let error = shared::stderr(&output);
     assert_eq!(output.status.code(), Some(143), "{error}");
-    assert!(error.ends_with("millpond: stopped by SIGTERM: 3 of 4 epochs are done\n"), "{error}");
+    // PyTorch's epoch counts if it was read before the signal came.
+    let done =
+        ["2 of 2", "3 of 4"].map(|done| format!("millpond: stopped by SIGTERM: {done} epochs are done\n"));
+    assert!(done.iter().any(|done| error.ends_with(done)), "{error}");
     let process = std::fs::read_to_string(&trains).unwrap();
     assert!(!Path::new("/proc").join(process.trim()).exists());
     std::fs::remove_file(trains).unwrap();

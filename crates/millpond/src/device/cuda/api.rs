@@ -36,6 +36,7 @@ impl Code {
     pub(super) const PEER_ACCESS_ALREADY_ENABLED: Self = Self(704);
     /// The legacy default stream was asked about, which waits for a stream that is being captured.
     pub(super) const CAPTURE_IMPLICIT: Self = Self(906);
+    pub(super) const UNKNOWN: Self = Self(999);
 }
 
 /// What `cuStreamGetCaptureInfo` says of a stream (`CUstreamCaptureStatus`), also where it is younger.
@@ -72,6 +73,13 @@ impl Failure {
         } else {
             self.described()
         }
+    }
+
+    /// The error, where a page of `bytes` was to be mapped. Driver 580 says "unknown" there if it finds no memory for the mapping: "Failed
+    /// to allocate physical memory" stands in its log (docs/lab/sleep.md). To give memory back, and to try again, may help.
+    pub(super) fn mapping(self, bytes: u64) -> DeviceError {
+        let code = if self.code == Code::UNKNOWN { Code::OUT_OF_MEMORY } else { self.code };
+        Self { code, ..self }.asking(bytes)
     }
 
     /// The error with the driver's name and sentence for it, also where it is "out of memory".
@@ -358,4 +366,18 @@ fn library() -> Option<ManuallyDrop<Library>> {
     let mut loaded =
         ways.into_iter().filter_map(|(name, how)| unsafe { Library::open(Some(name), how) }.ok());
     loaded.next().map(ManuallyDrop::new)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mapping_for_which_the_driver_has_no_memory_is_out_of_memory() {
+        let failed = |code| Failure { call: "cuMemMap", code }.mapping(2 << 20);
+        let out_of_memory = DeviceError::OutOfMemory { call: "cuMemMap", requested: 2 << 20 };
+        assert_eq!(failed(Code::UNKNOWN), out_of_memory);
+        assert_eq!(failed(Code::OUT_OF_MEMORY), out_of_memory);
+        assert!(matches!(failed(Code::INVALID_VALUE), DeviceError::Driver { code: 1, .. }));
+    }
 }

@@ -64,6 +64,7 @@ unsafe impl Device for CudaDevice {
     fn create_page(&self, bytes: u64) -> DeviceResult<PageHandle> {
         let _relaxed = self.relax()?;
         self.needs_virtual_memory()?;
+        let _alone = self.mappings.lock();
         let page = self
             .page_extras
             .create(self.api(), self.raw_device(), bytes)
@@ -77,7 +78,7 @@ unsafe impl Device for CudaDevice {
         let _alone = self.mappings.lock();
         // SAFETY: the caller's promise: a page and a range of its own.
         unsafe { self.api().cuMemMap(at.raw(), bytes as usize, 0, page.raw(), 0) }
-            .map_err(|failure| failure.asking(bytes))
+            .map_err(|failure| failure.mapping(bytes))
     }
 
     unsafe fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {

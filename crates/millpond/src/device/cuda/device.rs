@@ -75,8 +75,8 @@ pub struct CudaDevice {
     pub(super) peers: Arc<Peers>,
     pub(super) copies_read_host_pages: bool,
     pub(super) page_extras: Arc<PageExtrasInUse>,
-    /// Held while a page is mapped, unmapped, released, or given to devices. Two pools may have mappings of one page. Where both changed
-    /// theirs at once, on two threads, `cuMemMap` failed now and then (driver 580, docs/lab/sleep.md).
+    /// Held while a page is made, mapped, unmapped, released, or given to devices. Two pools may have mappings of one page. Where
+    /// both changed theirs at once, on two threads, `cuMemMap` failed now and then (driver 580, docs/lab/sleep.md).
     pub(super) mappings: Arc<Mutex<()>>,
     /// The segments that were taken. A peer reaches them in another way than pages.
     pub(super) segments: Arc<Mutex<HashSet<DevicePtr>>>,
