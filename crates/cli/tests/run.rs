@@ -292,7 +292,7 @@ fn a_limit_holds_for_a_run_within_the_run() {
     }
     let refused = inner(&["--watch"]);
     assert_eq!(refused.status.code(), Some(2));
-    assert!(failure(&refused).contains("leave --watch out"), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("leave --watch out"), "{}", stderr(&refused));
 }
 
 #[test]
