@@ -120,28 +120,33 @@ impl PyTorch {
         });
         loop {
             if stops() {
-                // Processes of its own may hold its output for longer, so nothing more is read.
+                // Processes of its own may hold its output for longer, so nothing more is read. What was read counts.
                 child.kill().and_then(|()| child.wait()).map_err(|error| error.to_string())?;
+                told.try_iter().for_each(|line| note(&line, &mut outcome));
                 return Ok(outcome);
             }
-            let line = match told.recv_timeout(PART) {
-                Ok(line) => line,
-                Err(RecvTimeoutError::Timeout) => continue,
+            match told.recv_timeout(PART) {
+                Ok(line) => note(&line, &mut outcome),
+                Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
-            };
-            let line: Value = serde_json::from_str(&line).unwrap_or_default();
-            match serde_json::from_value::<Epoch>(line.clone()) {
-                Ok(epoch) => outcome.epochs.push(epoch),
-                Err(_) => {
-                    let bytes = |key: &str| line[key].as_u64().unwrap_or(0);
-                    outcome.peak_requested = bytes("peak_requested");
-                    outcome.peak_reserved = bytes("peak_reserved");
-                }
             }
         }
         let ended = child.wait().map_err(|error| error.to_string())?;
         let said = said.join().unwrap_or_default();
         if ended.success() || stops() { Ok(outcome) } else { Err(said) }
+    }
+}
+
+/// Notes a line that PyTorch said: an epoch, or its memory.
+fn note(line: &str, outcome: &mut Outcome) {
+    let line: Value = serde_json::from_str(line).unwrap_or_default();
+    match serde_json::from_value::<Epoch>(line.clone()) {
+        Ok(epoch) => outcome.epochs.push(epoch),
+        Err(_) => {
+            let bytes = |key: &str| line[key].as_u64().unwrap_or(0);
+            outcome.peak_requested = bytes("peak_requested");
+            outcome.peak_reserved = bytes("peak_reserved");
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use super::pool_core::{Core, HasCore, PoolState};
 use crate::budgets::GivesBack;
 use crate::device::{DevicePtr, DeviceResult};
 use crate::error::{Error, Result};
-use crate::extents;
+use crate::extents::{self, Leaving};
 use crate::figures::stats::Stats;
 use crate::log::log;
 use crate::order::{AfterSync, Fence};
@@ -77,6 +77,12 @@ fn trim_under_lock(core: &Core, state: &mut PoolState, keep: u64) -> DeviceResul
 pub(crate) fn unlock(core: &Core, mut state: MutexGuard<'_, PoolState>) -> (u64, DeviceResult<()>) {
     let leaving = state.arenas.take_leaving();
     drop(state);
+    // Nearly always.
+    if leaving.is_empty() { (0, Ok(())) } else { give_back(core, leaving) }
+}
+
+#[cold]
+fn give_back(core: &Core, leaving: Vec<Leaving>) -> (u64, DeviceResult<()>) {
     let (mut bytes, mut done) = (0, Ok(()));
     for segment in leaving {
         let began = core.now();

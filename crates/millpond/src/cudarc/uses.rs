@@ -101,7 +101,8 @@ pub(super) struct Uses {
     ptr: DevicePtr,
     bytes: usize,
     by_stream: Chain<StreamUse>,
-    /// Whether there are uses that no event tells of: later ones wait for all work of the context.
+    /// Whether there are uses that no event tells of: later ones wait for all work of the context. Relaxed: whoever has to wait comes
+    /// behind those uses by the borrows of the buffer, and those order this, too.
     is_unknown: AtomicBool,
 }
 
@@ -120,7 +121,7 @@ impl Uses {
     /// is none where cudarc records nothing. Errors are noted in cudarc's context.
     pub(super) fn order(&self, access: Access, by: UsingStream, own: Own<'_>) -> Option<&StreamUse> {
         let context = own.cuda.context();
-        if self.ptr.is_null() || (self.is_unused() && !context.is_managing_stream_synchronization()) {
+        if self.needs_no_order(own) {
             return None;
         }
         // What was noted before is for the next call that can return it.
@@ -165,11 +166,11 @@ impl Uses {
         builder: &LaunchArgs<'_>,
         own: Own<'_>,
     ) -> Option<&StreamUse> {
-        let context = own.cuda.context();
-        if self.ptr.is_null() || (self.is_unused() && !context.is_managing_stream_synchronization()) {
+        if self.needs_no_order(own) {
             return None;
         }
         let Some(handle) = stream_of(builder) else {
+            let context = own.cuda.context();
             self.is_unknown.store(true, Ordering::Relaxed);
             context.record_err(context.synchronize());
             return None;
@@ -231,6 +232,12 @@ impl Uses {
             context.record_err(unsafe { earlier.precede(by.handle) });
         }
         context.record_err(noted);
+    }
+
+    /// Whether nothing was used, and cudarc records nothing.
+    fn needs_no_order(&self, own: Own<'_>) -> bool {
+        let is_managed = || own.cuda.context().is_managing_stream_synchronization();
+        self.ptr.is_null() || (self.is_unused() && !is_managed())
     }
 
     fn is_unused(&self) -> bool {

@@ -234,10 +234,9 @@ impl Evicted {
         is_waited_for: bool,
     ) -> Option<DeviceResult<()>> {
         let whole = core.whole();
-        let mut of_whole = whole.as_ref().map(|whole| whole.state.lock()).filter(|of_whole| {
-            !whole.as_ref().is_some_and(|whole| whole.is_destroyed()) && !of_whole.is_asleep
-        });
-        let there = of_whole.as_mut().map(|of_whole| &mut of_whole.arenas.own.pages);
+        let locked = whole.as_ref().map(|whole| (whole, whole.state.lock()));
+        let mut usable = locked.filter(|(whole, state)| !whole.is_destroyed() && !state.is_asleep);
+        let there = usable.as_mut().map(|(_, state)| &mut state.arenas.own.pages);
         let has_room = |there: &mut Pages| passing::make_room(there, self.passed.len()).is_ok();
         let mut taker = there.and_then(|there| has_room(there).then_some(there));
         if taker.is_none() && !is_waited_for {
