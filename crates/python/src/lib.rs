@@ -29,8 +29,8 @@
 //! **Threads.** Nothing here relies on the GIL for order, so that free-threaded Pythons leave it off (`gil_used = false`). Classes
 //! are frozen: what changes in an object is behind a lock or atomic. What the module has beside objects is atomics
 //! (`devices`, `streams`, `thread_tag`), locks (`devices`' options, `hooks`' last error), values that are made once (`host_work`,
-//! `hooks::throw`, `frames`), and variables of a thread (`streams`, `thread_tag`, `recording`). No reference to a Python object lies in any of them,
-//! but for names of attributes (`frames`). `gil` says where the GIL is let go of.
+//! `hooks::throw`, `frames`), and variables of a thread (`streams`, `thread_tag`, `recording`). No reference to a Python object lies
+//! in any of them, but for names of attributes (`frames`). `gil` says where the GIL is let go of.
 
 mod block;
 mod budget;
