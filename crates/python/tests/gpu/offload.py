@@ -2,7 +2,7 @@
 
     python3 offload.py [--out FILE]
 
-Prints Markdown tables, a row as soon as it is measured. It takes about four minutes and less than 70 GB. Each part is a process of its own:
+Prints Markdown tables, a row as soon as it is measured. It takes about five minutes and less than 80 GB. Each part is a process of its own:
 `offload.py gpt`, and so on.
 """
 
@@ -24,7 +24,7 @@ GIB = 1 << 30
 WIDTH, LAYERS, HEADS, VOCABULARY, LENGTH = 2048, 28, 16, 32768, 1024
 
 #: Steps of each turn. The first ones are not timed.
-STEPS, NOT_TIMED, TURNS = 5, 2, 2
+STEPS, NOT_TIMED, TURNS = 9, 3, 2
 
 #: So many texts of a batch at most: 70 GB.
 MOST_TEXTS = 40
@@ -128,13 +128,16 @@ def phases(torch: Any, job: tuple[Any, ...]) -> list[float]:
 
 
 def steps(torch: Any, job: tuple[Any, ...], count: int, not_timed: int) -> tuple[float, list[float]]:
-    """Seconds of a step, and the losses."""
-    losses = [step(torch, *job) for _ in range(not_timed)]
+    """Seconds of a step, and the losses. From the end of one step to the end of a later one, on the GPU: what leaves behind a step is
+    copied beside the next one, and the last copies out are no step's."""
+    losses, ends = [], []
+    for _ in range(count):
+        losses.append(step(torch, *job))
+        ends.append(torch.cuda.Event(enable_timing=True))
+        ends[-1].record()
     torch.cuda.synchronize()
-    began = time.monotonic()
-    losses += [step(torch, *job) for _ in range(count - not_timed)]
-    torch.cuda.synchronize()
-    return (time.monotonic() - began) / (count - not_timed), [float(loss) for loss in losses]
+    taken = ends[not_timed - 1].elapsed_time(ends[-1]) / 1000
+    return taken / (count - not_timed), [float(loss) for loss in losses]
 
 
 def copy_seconds(torch: Any, size: int) -> tuple[float, float]:
@@ -177,10 +180,7 @@ class Peak:
 
 
 def gpt() -> None:
-    import millpond
-    import millpond.torch
-
-    millpond.torch.enable()
+    """Chooses the batches, and compares the two kinds of processes by turns."""
     import torch
 
     model, optimizer = model_and_optimizer(torch)
@@ -197,46 +197,61 @@ def gpt() -> None:
     shares = {2.0: (out + back) / 2, 1.0: out + back, 0.6: (out + back) / 0.6}
     texts = {share: min(max(round((wanted - fixed) / a_text), 1), MOST_TEXTS) for share, wanted in shares.items()}
     say(f"a text takes {1000 * a_text:.1f} ms, and what does not depend on texts {1000 * fixed:.0f} ms")
+    del model, optimizer
+    torch.cuda.empty_cache()
+    ran: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
+    for _ in range(TURNS):
+        for is_offloaded, said in ran.items():
+            offloads = {"MILLPOND_OFFLOAD": "optimizer"} if is_offloaded else {}
+            done = part(["batches", *map(str, texts.values())], offloads)
+            if done.returncode:
+                raise SystemExit(f"batches failed: {done.stderr[-900:]}")
+            said.append(json.loads(done.stdout.splitlines()[-1]))
     say("")
     say("| texts | forward, backward, step | copies, of forward and backward | requested, held at most | with offload | a step | with offload "
         "| times | possible | of that | losses |")
     say("| " + " | ".join(["---"] * 11) + " |")
-    peaks = {}
-    for share, batch in texts.items():
-        job, pool = (model, optimizer, batch), millpond.pool(0)
-        took: dict[bool, list[float]] = {False: [], True: []}
-        losses: dict[bool, list[Any]] = {False: [], True: []}
-        held = {}
-        begin_anew(torch, model, optimizer)
-        forward, backward, rest = phases(torch, job)
-        for turn in range(TURNS):
-            for is_offloaded in (False, True):
-                begin_anew(torch, model, optimizer)
-                offloaded = millpond.torch.offload(optimizer) if is_offloaded else None
-                seconds, found = steps(torch, job, STEPS, NOT_TIMED)
-                took[is_offloaded].append(seconds)
-                losses[is_offloaded].append(found)
-                if turn == 0:
-                    pool.trim()
-                    with Peak(pool) as peak:
-                        step(torch, *job)
-                        step(torch, *job)
-                        torch.cuda.synchronize()
-                    held[is_offloaded] = peak.requested, peak.held
-                if offloaded is not None:
-                    offloaded.remove()
-        peaks[share] = held
-        plain, ours = min(took[False]), min(took[True])
+    for batch in map(str, texts.values()):
+        plain, ours = ([one[batch] for one in ran[which]] for which in (False, True))
+        forward, backward, rest = plain[0]["phases"]
         # What the forward keeps lies where the state was. So it ends no sooner than the copies out, nor the backward than those back.
         possible = max(forward, out) + max(backward, back) + rest
-        equal = all(found == losses[False][0] for found in losses[False] + losses[True])
-        said = [str(batch), ", ".join(f"{1000 * one:.0f}" for one in (forward, backward, rest)) + " ms"]
+        without, with_it = (min(one["step"] for one in kind) for kind in (plain, ours))
+        equal = all(one["losses"] == plain[0]["losses"] for one in plain + ours)
+        said = [batch, ", ".join(f"{1000 * one:.0f}" for one in (forward, backward, rest)) + " ms"]
         said.append(f"{(out + back) / (forward + backward):.2f}")
-        said += [f"{held[which][0] / GIB:.2f}, {held[which][1] / GIB:.2f} GiB" for which in (False, True)]
-        said += [times(took[False]), times(took[True]), f"{ours / plain:.3f}", f"{possible / plain:.3f}", f"{ours / possible:.3f}"]
-        say("| " + " | ".join([*said, "equal" if equal else f"NOT EQUAL: {losses}"]) + " |")
-    kept = {"plain": peaks[1.0][False][0], "offloaded": peaks[1.0][True][0], "texts": texts[1.0]}
+        said += [f"{kind[0]['requested'] / GIB:.2f}, {kind[0]['held'] / GIB:.2f} GiB" for kind in (plain, ours)]
+        said += [times([one["step"] for one in kind]) for kind in (plain, ours)]
+        said += [f"{with_it / without:.3f}", f"{possible / without:.3f}", f"{with_it / possible:.3f}"]
+        say("| " + " | ".join([*said, "equal" if equal else f"NOT EQUAL: {plain} {ours}"]) + " |")
+    middle = str(texts[1.0])
+    kept = {"plain": ran[False][0][middle]["requested"], "offloaded": ran[True][0][middle]["requested"], "texts": texts[1.0]}
     Path(os.environ["OFFLOAD_LIMIT"]).write_text(json.dumps(kept))
+
+
+def batches(all_texts: list[str]) -> None:
+    """Batches of one kind, the small ones first. `MILLPOND_OFFLOAD` says which."""
+    import millpond
+    import millpond.torch
+
+    millpond.torch.enable()
+    import torch
+
+    model, optimizer = model_and_optimizer(torch)
+    pool, said = millpond.pool(0), {}
+    for texts in all_texts:
+        job = model, optimizer, int(texts)
+        begin_anew(torch, model, optimizer)
+        pool.trim()
+        seconds, losses = steps(torch, job, STEPS, NOT_TIMED)
+        with Peak(pool) as peak:
+            step(torch, *job)
+            step(torch, *job)
+            torch.cuda.synchronize()
+        said[texts] = {"step": seconds, "losses": losses, "requested": peak.requested, "held": peak.held}
+        if not os.environ.get("MILLPOND_OFFLOAD"):
+            said[texts]["phases"] = phases(torch, job)
+    print(json.dumps(said))
 
 
 def times(took: list[float]) -> str:
@@ -256,7 +271,7 @@ def train() -> None:
     try:
         model, optimizer = model_and_optimizer(torch)
         begin_anew(torch, model, optimizer)
-        seconds, losses = steps(torch, (model, optimizer, texts), 4, 2)
+        seconds, losses = steps(torch, (model, optimizer, texts), STEPS, NOT_TIMED)
         said = f"runs: {1000 * seconds:.0f} ms a step | {losses[-1]!r}"
     except torch.OutOfMemoryError as error:
         said = f"out of memory: {str(error)[:60]}… | "
@@ -443,9 +458,9 @@ def say(line: str) -> None:
             file.write(line + "\n")
 
 
-def part(words: list[str], *, is_shown: bool = False) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, __file__, *words]
-    return subprocess.run(command, capture_output=not is_shown, text=True, check=False, timeout=130)
+def part(words: list[str], more: dict[str, str] | None = None, *, is_shown: bool = False) -> subprocess.CompletedProcess[str]:
+    command, environment = [sys.executable, __file__, *words], {**os.environ, **(more or {})}
+    return subprocess.run(command, env=environment, capture_output=not is_shown, text=True, check=False, timeout=300)
 
 
 def main() -> None:
@@ -458,6 +473,8 @@ def main() -> None:
     alone = {"gpt": gpt, "train": train, "unused": unused, "by_hand": by_hand}
     if len(arguments.part) > 0 and arguments.part[0] == "turns":
         return turns(arguments.part[1])
+    if len(arguments.part) > 0 and arguments.part[0] == "batches":
+        return batches(arguments.part[1:])
     if len(arguments.part) == 1 and arguments.part[0] in alone and "OFFLOAD_LIMIT" in os.environ:
         return alone[arguments.part[0]]()
     os.environ["OFFLOAD_LIMIT"] = f"/tmp/offload-limit-{os.getpid()}.json"
