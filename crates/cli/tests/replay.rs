@@ -688,7 +688,7 @@ fn what_is_offloaded_is_told_with_its_copies() {
     let text = unwrapped(&stdout(&replay(GNN, &fast)));
     for part in [
         "With 'optimizer' offloaded: 5.26 MiB that leave 6 times",
-        "and needs 9.79 GiB with millpond",
+        "and needs 9.80 GiB with millpond",
         "each time 10.52 MiB travel, both ways together: 201 µs at 55 GB/s, as pinned copies over PCIe 5.0 are",
         "so there is time for that",
     ] {

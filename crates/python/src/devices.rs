@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use millpond::bindings::{Mutex, PerProcess, on_fork};
 use millpond::device::DeviceName;
 use millpond::{Budget, Context, PoolBuilder, ReusePolicies, Stream};
+use millpond_replay::offload::PAGE_SIZES;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -120,6 +121,13 @@ fn for_all_gpus(builder: PoolBuilder) -> PoolBuilder {
     if is_off { builder } else { builder.accessible_from_all() }
 }
 
+/// `MILLPOND_OFFLOAD` says that optimizers are offloaded.
+fn for_offload(builder: PoolBuilder) -> PoolBuilder {
+    let is_on = std::env::var_os("MILLPOND_OFFLOAD").is_some_and(|value| !value.is_empty());
+    let (smallest, largest) = PAGE_SIZES;
+    if is_on { builder.page_sizes(smallest, largest) } else { builder }
+}
+
 /// Publishes a device. The caller holds the lock of `OPTIONS`.
 fn publish(ordinal: usize, device: Device) -> Result<&'static Device> {
     if fraction_of_new() < 1.0 {
@@ -176,7 +184,7 @@ fn make_slow(number: i64) -> Result<&'static Device> {
     let given = options.as_ref().and_then(|options| options.budget.clone());
     let budget = given.unwrap_or_else(|| Budget::bytes(u64::MAX));
     let builder = millpond::Pool::builder(&context).name(DeviceName::cuda(ordinal).to_string());
-    let builder = for_all_gpus(builder);
+    let builder = for_offload(for_all_gpus(builder));
     let builder = match &*options {
         Some(options) => options.set_all(builder),
         None => builder,

@@ -15,6 +15,11 @@ use crate::trace::{Block, Phase, Trace};
 /// The tag of optimizers, whatever a recorder calls what they keep.
 pub const OPTIMIZER: &str = "optimizer";
 
+/// The smallest and the largest page of a GPU's pool where optimizers are offloaded, in bytes. Each step moves the pages of their state
+/// twice, and what one page leaves fits where another is lacking. (docs/lab/sleep.md, "How near is an offloaded optimizer to what is
+/// possible?", has the figures.)
+pub const PAGE_SIZES: (u64, u64) = (8 << 20, 32 << 20);
+
 /// What a job's offloaded memory does.
 #[derive(Debug, Clone, Serialize)]
 pub struct Offload {

@@ -4,7 +4,7 @@ use millpond::{Context, HumanBytes};
 use millpond_baselines::MILLPOND;
 use millpond_replay::choice::Choice;
 use millpond_replay::fit::Need;
-use millpond_replay::offload::Offload;
+use millpond_replay::offload::{Offload, PAGE_SIZES};
 use millpond_replay::replay::{Program, UNLIMITED, on_sim};
 use millpond_replay::trace::Trace;
 use serde::Serialize;
@@ -57,7 +57,8 @@ impl Offloaded {
         bandwidth: Option<Bandwidth>,
     ) -> Result<Self> {
         let offload = Offload::of(trace, program, tag)?;
-        let choose = |context: &Context| Choice::default().build(MILLPOND, context);
+        let choice = Choice { page_sizes: Some(PAGE_SIZES), ..Choice::default() };
+        let choose = |context: &Context| choice.build(MILLPOND, context);
         let unlimited = on_sim(trace, &offload.program, &choose, UNLIMITED)?;
         let needs = Need::of(&offload.program, &choose, &unlimited)?.map(|need| need.most());
         let Bandwidth(speed) = bandwidth.unwrap_or_default();

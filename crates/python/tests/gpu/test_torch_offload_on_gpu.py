@@ -241,6 +241,8 @@ if "millpond" in sys.modules:
     import millpond
     pool = millpond.pool(0)
     assert not sys.argv[1:] or pool.tags == ["optimizer"] and pool.tagged("optimizer").is_evicted
+    # Pages are powers of two, from 8 MiB on.
+    assert not sys.argv[1:] or pool.stats().reserved.current % (8 << 20) == 0
 """
 
 
