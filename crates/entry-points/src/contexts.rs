@@ -56,7 +56,8 @@ fn end(device: c_int, real: impl FnOnce() -> Code) -> Code {
         // Also what this thread remembers, which would keep the context.
         streams::forget_all_of(ordinal);
         ipc::forget_all_of(device);
-        gpus::remove(ordinal);
+        // SAFETY: the context ends below.
+        unsafe { gpus::remove(ordinal) };
     }
     let code = real();
     if let Some(context) = context.filter(|_| code.is_success()) {

@@ -25,6 +25,7 @@ pub(crate) struct Gpu {
     /// The primary context.
     primary: u64,
     pub(crate) context: Context,
+    device: Arc<CudaDevice>,
     pub(crate) pool: Pool,
     /// A stream without work. Who frees on it has waited for all work on the block, or promises that there is none.
     pub(crate) waited: Stream,
@@ -221,7 +222,7 @@ impl Gpu {
         let device = CudaDevice::new(ordinal)?;
         let primary = device.raw_context() as u64;
         // Not `Context::cuda`: a context is for as long as the program does not reset the GPU.
-        let context = Context::new(device);
+        let context = Context::new(device.clone());
         let mut builder = Pool::builder(&context).name("run");
         driver_memory::recount(true);
         if let Some(budget) = driver_memory::budget() {
@@ -239,7 +240,7 @@ impl Gpu {
         }
         let (waited, decay) = (context.create_stream()?, pool.decay());
         let (late, peers) = Default::default();
-        Ok(Self { ordinal, primary, context, pool, waited, decay, late, peers })
+        Ok(Self { ordinal, primary, context, device, pool, waited, decay, late, peers })
     }
 
     /// The program has said how many bytes the driver's pool may keep. That is none by default, which the GPU's pool honours a while
@@ -424,8 +425,12 @@ fn share_known(gpus: &Gpus) {
     });
 }
 
-/// Takes a GPU out before its primary context ends. Its blocks are freed, as the end would do.
-pub(crate) fn remove(ordinal: usize) {
+/// Takes a GPU out. Its blocks are freed, as the end of its primary context would do. Other threads may remember it yet: no stream or
+/// event that they let go of later reaches the driver.
+///
+/// # Safety
+/// The context ends next.
+pub(crate) unsafe fn remove(ordinal: usize) {
     let gpus = GPUS.get();
     let removed = {
         let mut known = gpus.known.write();
@@ -448,6 +453,10 @@ pub(crate) fn remove(ordinal: usize) {
     if let Err(error) = freed {
         messages::say(&format!("the pool of GPU {ordinal} did not end with its context: {error}"));
     }
+    let device = gpu.device.clone();
+    drop(gpu);
+    // SAFETY: the caller's promise. The pool gives no memory any more.
+    unsafe { device.end_context() };
 }
 
 /// What each pool did, with those that are gone.

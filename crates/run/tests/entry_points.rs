@@ -278,6 +278,16 @@ fn after_a_reset_the_program_begins_anew() {
 }
 
 #[test]
+fn a_thread_may_remember_a_context_that_ended() {
+    linked("reset beside", &[]);
+}
+
+#[test]
+fn a_gpu_goes_on_where_the_context_of_another_ended() {
+    linked("ends beside another", &[]);
+}
+
+#[test]
 fn memory_ends_with_the_last_release_of_its_context() {
     for limit in ["", "104857600"] {
         linked("releases", &[("MILLPOND_RUN_LIMIT", limit)]);

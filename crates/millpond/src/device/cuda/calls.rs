@@ -123,10 +123,14 @@ unsafe impl Device for CudaDevice {
 
     unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
         let _relaxed = self.relax()?;
-        let _entered = self.enter()?;
+        // The address may be another's by now.
+        let entered = if self.has_ended() { None } else { Some(self.enter()?) };
         // Before: another thread may get the address next.
         let was_listed = self.segments.lock().remove(&at);
         checked::end(at);
+        if entered.is_none() {
+            return Ok(());
+        }
         // SAFETY: the caller's promise: a segment that is not used again.
         unsafe { self.api().cuMemFree_v2(at.raw()) }.inspect_err(|_| {
             if was_listed {
@@ -184,6 +188,9 @@ unsafe impl Device for CudaDevice {
     }
 
     unsafe fn destroy_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
+        if self.has_ended() {
+            return Ok(());
+        }
         let _relaxed = self.relax()?;
         let _entered = self.enter()?;
         // SAFETY: the caller's promise: a stream of ours that is not used again.
@@ -205,6 +212,9 @@ unsafe impl Device for CudaDevice {
     }
 
     unsafe fn stream_is_idle(&self, stream: StreamHandle) -> DeviceResult<bool> {
+        if self.has_ended() {
+            return Ok(true);
+        }
         let _relaxed = self.relax()?;
         let _entered = self.enter_for(stream)?;
         // SAFETY: the stream lives by the caller's promise.
@@ -235,12 +245,18 @@ unsafe impl Device for CudaDevice {
     }
 
     unsafe fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
+        if self.has_ended() {
+            return Ok(());
+        }
         let _entered = self.enter_for(stream)?;
         // SAFETY: the stream lives by the caller's promise.
         Ok(unsafe { self.api().cuStreamSynchronize(stream_of(stream)) }?)
     }
 
     fn synchronize(&self) -> DeviceResult<()> {
+        if self.has_ended() {
+            return Ok(());
+        }
         let _relaxed = self.relax()?;
         let _entered = self.enter()?;
         // SAFETY: our context is current.
@@ -261,6 +277,9 @@ unsafe impl Device for CudaDevice {
     }
 
     unsafe fn destroy_event(&self, event: EventHandle) -> DeviceResult<()> {
+        if self.has_ended() {
+            return Ok(());
+        }
         let _relaxed = self.relax()?;
         let _entered = self.enter()?;
         // SAFETY: the caller's promise: an event of ours that is not used again.
@@ -274,6 +293,9 @@ unsafe impl Device for CudaDevice {
     }
 
     unsafe fn query_event(&self, event: EventHandle) -> DeviceResult<bool> {
+        if self.has_ended() {
+            return Ok(true);
+        }
         let _relaxed = self.relax()?;
         // SAFETY: the event lives by the caller's promise.
         is_ready(unsafe { self.api().cuEventQuery(event_of(event)) })
@@ -286,6 +308,9 @@ unsafe impl Device for CudaDevice {
     }
 
     unsafe fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()> {
+        if self.has_ended() {
+            return Ok(());
+        }
         let _relaxed = self.relax()?;
         // SAFETY: the event lives by the caller's promise.
         Ok(unsafe { self.api().cuEventSynchronize(event_of(event)) }?)

@@ -4,14 +4,15 @@
 
 use std::ffi::{c_uint, c_void};
 use std::ptr::null_mut;
+use std::sync::Arc;
 
 use cudarc::driver::sys::{CUdeviceptr, CUfunction, CUlaunchConfig, CUmodule, CUstream};
 
 use super::api::{Api, Failure};
+use super::context::Context;
 use crate::device::{DevicePtr, DeviceResult};
 use crate::log::log;
 use crate::system::lock::Mutex;
-use crate::system::process::Process;
 
 /// Ended by a zero byte, as the driver wants it.
 const PTX: &str = concat!(include_str!("compare.ptx"), "\0");
@@ -32,7 +33,7 @@ pub(super) struct Comparing {
     function: CUfunction,
     /// One answer at a time.
     found: Mutex<CUdeviceptr>,
-    process: Process,
+    context: Arc<Context>,
 }
 
 // SAFETY: modules and functions are handles that any thread may use.
@@ -41,8 +42,8 @@ unsafe impl Send for Comparing {}
 unsafe impl Sync for Comparing {}
 
 impl Comparing {
-    /// Loads the kernel into the current context; `None` where the driver does not take it.
-    pub(super) fn load(api: &'static Api) -> Option<Self> {
+    /// Loads the kernel into the context, which is current; `None` where the driver does not take it.
+    pub(super) fn load(api: &'static Api, context: &Arc<Context>) -> Option<Self> {
         let mut module = null_mut();
         // SAFETY: `module` is writable, and the text is ended.
         let loaded = unsafe { api.cuModuleLoadData(&mut module, PTX.as_ptr().cast()) }?;
@@ -69,7 +70,7 @@ impl Comparing {
             let _ = unsafe { api.cuModuleUnload(module) };
             return None;
         }
-        Some(Self { api, module, function, found: Mutex::new(found), process: Process::here() })
+        Some(Self { api, module, function, found: Mutex::new(found), context: context.clone() })
     }
 
     /// Whether any of the bytes is not `value`. Waits for the stream; the context is current.
@@ -125,8 +126,8 @@ impl Comparing {
 
 impl Drop for Comparing {
     fn drop(&mut self) {
-        if !self.process.is_here() {
-            // The module is the parent's.
+        if self.context.check_alive().is_err() {
+            // The module is the parent's, or ended with the context.
             return;
         }
         // SAFETY: nobody is in a call of this, so the word and the kernel are not in use.

@@ -2,13 +2,16 @@
 
 use std::marker::PhantomData;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::sys::{CUcontext, CUdevice};
 
 use super::api::Api;
-use crate::device::DeviceResult;
+use crate::device::{DeviceError, DeviceResult};
 use crate::log::log;
 use crate::system::process::Process;
+
+const ENDED: &str = "the program has ended the GPU's primary context (cudaDeviceReset): open the GPU anew";
 
 /// The device's primary context, which the CUDA runtime, PyTorch and cudarc use too.
 #[derive(Debug)]
@@ -17,6 +20,8 @@ pub(super) struct Context {
     device: CUdevice,
     raw: CUcontext,
     process: Process,
+    /// Whether the program has ended it, and with it all that was made in it.
+    has_ended: AtomicBool,
 }
 
 // SAFETY: a CUcontext is a handle that any thread may use; the driver locks what needs it.
@@ -30,7 +35,7 @@ impl Context {
         let mut raw = ptr::null_mut();
         // SAFETY: `raw` is writable and the device came from cuDeviceGet.
         unsafe { api.cuDevicePrimaryCtxRetain(&mut raw, device) }?;
-        Ok(Self { api, device, raw, process: Process::here() })
+        Ok(Self { api, device, raw, process: Process::here(), has_ended: AtomicBool::new(false) })
     }
 
     /// The GPU that it is of.
@@ -47,7 +52,7 @@ impl Context {
     /// Remembering per thread what we made current last would be cheaper and wrong: others change it without
     /// telling us. So the driver is asked, which costs about 10 ns.
     pub(super) fn enter(&self) -> DeviceResult<Entered> {
-        self.check_process()?;
+        self.check_alive()?;
         let mut current = ptr::null_mut();
         // SAFETY: `current` is writable.
         unsafe { self.api.cuCtxGetCurrent(&mut current) }?;
@@ -65,9 +70,42 @@ impl Context {
         Ok(self.process.check()?)
     }
 
+    /// As [`check_process`](Self::check_process). A stream or an event of a context that has ended must not reach the driver either.
+    #[inline]
+    pub(super) fn check_alive(&self) -> DeviceResult<()> {
+        self.check_process()?;
+        if self.has_ended() { Err(DeviceError::Unavailable(ENDED.to_owned())) } else { Ok(()) }
+    }
+
+    /// Whether the program has [ended](Self::end) it.
+    #[inline]
+    pub(super) fn has_ended(&self) -> bool {
+        // Acquire: who sees it sees what the program did before.
+        self.has_ended.load(Ordering::Acquire)
+    }
+
+    /// The program ends it next. Whoever has it does not keep it any more.
+    pub(super) fn end(&self) {
+        if !self.has_ended.swap(true, Ordering::AcqRel) {
+            self.release();
+        }
+    }
+
+    fn release(&self) {
+        if self.check_process().is_err() {
+            // The context is the parent's.
+            return;
+        }
+        // SAFETY: one release for the one retain: of `end` and of the drop, only the first comes here.
+        if let Err(failure) = unsafe { self.api.cuDevicePrimaryCtxRelease_v2(self.device) } {
+            // At process exit the driver may be gone already; there is nobody left to tell.
+            log!(DEBUG, "the primary context was not released", failure = format_args!("{failure:?}"));
+        }
+    }
+
     /// Makes this context current on the calling thread, for good.
     pub(super) fn make_current(&self) -> DeviceResult<()> {
-        self.check_process()?;
+        self.check_alive()?;
         // SAFETY: the context is retained as long as `self` is.
         Ok(unsafe { self.api.cuCtxSetCurrent(self.raw) }?)
     }
@@ -75,14 +113,8 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        if self.check_process().is_err() {
-            // The context is the parent's.
-            return;
-        }
-        // SAFETY: one release for the one retain.
-        if let Err(failure) = unsafe { self.api.cuDevicePrimaryCtxRelease_v2(self.device) } {
-            // At process exit the driver may be gone already; there is nobody left to tell.
-            log!(DEBUG, "the primary context was not released", failure = format_args!("{failure:?}"));
+        if !*self.has_ended.get_mut() {
+            self.release();
         }
     }
 }

@@ -183,6 +183,18 @@ impl CudaDevice {
         self.context.make_current()
     }
 
+    /// Says that the program ends the primary context next, as `cudaDeviceReset` does, whoever uses it. All streams, events and
+    /// segments of this device end with it.
+    ///
+    /// From now on, none of them reaches the driver: their work counts as complete, and what would give them work is an error. Pages
+    /// go back as before. This device keeps the context no longer: to go on, open the GPU anew.
+    ///
+    /// # Safety
+    /// Nobody uses the memory of this device until the context has ended, nor its events for another device's streams any more.
+    pub unsafe fn end_context(&self) {
+        self.context.end();
+    }
+
     /// What is worth knowing beside the properties.
     ///
     /// # Errors
@@ -227,8 +239,13 @@ impl CudaDevice {
     /// Makes the context current for a call on `stream`, if the stream does not name its context itself. The two
     /// default streams are those of the current one, and so is the null handle.
     pub(super) fn enter_for(&self, stream: StreamHandle) -> DeviceResult<Option<Entered>> {
-        self.context.check_process()?;
+        self.context.check_alive()?;
         if stream.raw() <= StreamHandle::PER_THREAD.raw() { self.enter().map(Some) } else { Ok(None) }
+    }
+
+    /// Whether streams, events and segments ended with the context.
+    pub(super) fn has_ended(&self) -> bool {
+        self.context.has_ended()
     }
 
     /// Lets the calling thread make calls that a capture, its own or one of another thread, would forbid it, until the
@@ -256,7 +273,7 @@ impl CudaDevice {
     pub(super) fn comparing(&self) -> Option<&Comparing> {
         if self.comparing.get().is_none() {
             // Of two threads that come here at once, the second one's is dropped.
-            let _ = self.comparing.set(Comparing::load(self.api)?);
+            let _ = self.comparing.set(Comparing::load(self.api, &self.context)?);
         }
         self.comparing.get()
     }

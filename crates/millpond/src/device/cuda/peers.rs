@@ -282,7 +282,7 @@ unsafe fn with_another_mapping(
 fn opened() -> Vec<Arc<Peers>> {
     let mut opened = OPENED.lock();
     opened.retain(|peers| peers.strong_count() > 0);
-    opened.iter().filter_map(Weak::upgrade).collect()
+    opened.iter().filter_map(Weak::upgrade).filter(|peers| !peers.context.has_ended()).collect()
 }
 
 /// The context of a GPU that is open.

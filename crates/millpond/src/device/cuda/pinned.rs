@@ -185,16 +185,18 @@ unsafe impl Forward for CudaPinned {
 
     unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
         let _relaxed = self.gpu.relax()?;
-        let entered = self.gpu.enter()?;
         // The driver waits for running work, but is not documented to wait for all.
-        // SAFETY: our context is current.
-        unsafe { self.gpu.api().cuCtxSynchronize() }?;
+        self.gpu.synchronize()?;
+        // The registration ended with the context.
+        let entered = if self.gpu.has_ended() { None } else { Some(self.gpu.enter()?) };
         let mut segments = self.segments.lock();
         let Some(memory) = segments.get(&at).copied() else {
             return Err(self.gpu.unsupported("freeing a segment that is not the device's"));
         };
-        // SAFETY: the caller's promise: a segment that is not used again.
-        unsafe { self.gpu.api().cuMemHostUnregister(memory.start()) }?;
+        if entered.is_some() {
+            // SAFETY: the caller's promise: a segment that is not used again.
+            unsafe { self.gpu.api().cuMemHostUnregister(memory.start()) }?;
+        }
         segments.remove(&at);
         host_ranges::remove(at);
         drop(entered);
