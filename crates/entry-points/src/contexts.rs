@@ -32,6 +32,16 @@ pub(crate) fn retain(device: c_int, real: impl FnOnce() -> Code) -> Code {
     code
 }
 
+/// `cuGreenCtxCreate`: the green context retains the primary one until it is destroyed, which is not seen.
+pub(crate) fn create_green(device: c_int, real: impl FnOnce() -> Code) -> Code {
+    let mut retained = retained::lock();
+    let code = real();
+    if code.is_success() {
+        retained.add_other(device);
+    }
+    code
+}
+
 /// `cuDevicePrimaryCtxRelease`: with the program's last one, the context ends.
 pub(crate) fn release(device: c_int, real: impl FnOnce() -> Code) -> Code {
     let mut retained = retained::lock();

@@ -231,6 +231,7 @@ driver_functions! {
     cuCtxEnablePeerAccess(peer: Handle, flags: c_uint);
     cuDevicePrimaryCtxGetState(device: c_int, flags: *mut c_uint, active: *mut c_int);
     cuDevicePrimaryCtxRetain(context: *mut Handle, device: c_int);
+    cuGreenCtxCreate(context: *mut Handle, description: Handle, device: c_int, flags: c_uint);
     cuDevicePrimaryCtxRelease(device: c_int);
     cuDevicePrimaryCtxRelease_v2(device: c_int);
     cuDevicePrimaryCtxReset(device: c_int);

@@ -329,6 +329,8 @@ entry_points! {
     cuCtxEnablePeerAccess since 4000 (peer: Handle, flags: c_uint) |real| memory_queries::enable_peer(peer, real);
     cuCtxDestroy since 2000 (context: Handle) |real| contexts::destroy(context, real);
     cuCtxDestroy_v2 since 4000 (context: Handle) |real| contexts::destroy(context, real);
+    cuGreenCtxCreate since 12040 (context: *mut Handle, description: Handle, device: c_int, flags: c_uint) |real|
+        contexts::create_green(device, real);
     cuDevicePrimaryCtxRetain since 7000 (context: *mut Handle, device: c_int) |real| contexts::retain(device, real);
     cuDevicePrimaryCtxRelease since 7000 (device: c_int) |real| contexts::release(device, real);
     cuDevicePrimaryCtxRelease_v2 since 11000 (device: c_int) |real| contexts::release(device, real);

@@ -13,7 +13,8 @@ pub(crate) struct Retained(FxHashMap<c_int, Owners>);
 struct Owners {
     /// Those that were seen to retain it, and did not release it.
     seen: u64,
-    /// Whether the program used it before anybody was seen to retain it.
+    /// Whether somebody retains it whose release is not seen: the program used it before anybody was seen to retain it, or made green
+    /// contexts.
     has_others: bool,
 }
 
@@ -34,6 +35,11 @@ pub(crate) fn is_used(device: c_int) {
 impl Retained {
     pub(crate) fn add(&mut self, device: c_int) {
         self.0.entry(device).or_default().seen += 1;
+    }
+
+    /// Somebody retains it whose release is not seen.
+    pub(crate) fn add_other(&mut self, device: c_int) {
+        self.0.entry(device).or_default().has_others = true;
     }
 
     /// Whether a release is the last one.

@@ -278,6 +278,11 @@ fn after_a_reset_the_program_begins_anew() {
 }
 
 #[test]
+fn a_green_context_keeps_the_memory_of_the_primary_one() {
+    linked("green", &[]);
+}
+
+#[test]
 fn a_thread_may_remember_a_context_that_ended() {
     linked("reset beside", &[]);
 }
