@@ -105,6 +105,42 @@ pub unsafe fn with_buffer<R>(
     result
 }
 
+/// While it lives, the pool is neither put to sleep nor evicted: somebody uses its memory without asking the pool. [`keep_in_place`] makes
+/// it.
+#[derive(Debug)]
+pub struct KeptInPlace {
+    _resident: Arc<()>,
+}
+
+/// Keeps a pool's memory where it is, for who uses it without asking the pool.
+///
+/// ```
+/// # let device = millpond::Context::host()?;
+/// # let pool = millpond::Pool::builder(&device).build()?;
+/// # let stream = device.create_stream()?;
+/// use millpond::{Error, Keep, bindings::keep_in_place};
+///
+/// let block = pool.alloc(1000, &stream)?;
+/// let kept = keep_in_place(&pool)?;
+/// assert!(matches!(pool.sleep(Keep::Nothing), Err(Error::CannotSleep { .. })));
+/// drop(kept);
+/// pool.sleep(Keep::Nothing)?;
+/// assert!(matches!(keep_in_place(&pool), Err(Error::Asleep { .. })));
+/// # pool.wake()?;
+/// # // SAFETY: nobody else has it.
+/// # unsafe { pool.free(block, &stream) }?;
+/// # Ok::<(), millpond::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Asleep`](crate::Error::Asleep), [`Error::Evicted`](crate::Error::Evicted) and [`Error::Forked`](crate::Error::Forked).
+pub fn keep_in_place(pool: &Pool) -> Result<KeptInPlace> {
+    let core = pool.inner();
+    core.check_process()?;
+    let _awake = core.stay_awake()?;
+    Ok(KeptInPlace { _resident: core.gate.resident.clone() })
+}
+
 /// Whether both are handles of one pool.
 #[must_use]
 pub fn is_same_pool(one: &Pool, other: &Pool) -> bool {

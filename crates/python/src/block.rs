@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use millpond::bindings::{Mutex, Process, wait_for_uses, with_buffer};
+use millpond::bindings::{KeptInPlace, Mutex, Process, keep_in_place, wait_for_uses, with_buffer};
 use millpond::device::{DeviceName, DevicePtr, Kind, MemoryKind, StreamHandle};
 use millpond_offers::{self as offers, Offered};
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyValueError};
@@ -24,7 +24,7 @@ use crate::sharing::Shared;
 ///
 /// In pinned and managed memory, and on the CPU as a device, ``memoryview(block)``, ``numpy.asarray(block)`` and
 /// ``numpy.from_dlpack(block)`` are its bytes. They wait for the work given so far to its stream and for recorded uses, as
-/// ``synchronize`` does. The block cannot be freed while one of these is alive.
+/// ``synchronize`` does. While one of these is alive, the block cannot be freed, and its pool neither sleeps nor is evicted.
 ///
 /// Libraries of a GPU take a block in place: ``cupy.asarray(block)``, ``numba.cuda.as_cuda_array(block)`` and
 /// ``torch.from_dlpack(block)``. Their work comes after the work given so far to the block's stream.
@@ -38,8 +38,11 @@ pub(crate) struct Block {
     stream: Mutex<Option<millpond::Stream>>,
     /// See [`Given::is_kept`].
     stream_is_kept: bool,
-    /// How many buffers and tensors show the block's bytes to others. Counted up under the lock of `stream`.
+    /// How many buffers and tensors show the block's bytes to others. Counted up under the lock of `stream`, and changed under that of
+    /// `in_place`.
     views: AtomicUsize,
+    /// While the CPU may look at the bytes, which it does without asking the pool. Nobody waits under this lock.
+    in_place: Mutex<Option<KeptInPlace>>,
     /// Whether there may be advice on its memory, which is taken back before the block is freed.
     advised: AtomicBool,
     /// Another library's stream object, so that the stream lives until the block is freed on it.
@@ -85,8 +88,8 @@ impl Block {
         keeps: Option<Py<PyAny>>,
     ) -> Self {
         let (process, stream) = (Process::here(), Mutex::new(Some(stream)));
-        let (views, advised) = Default::default();
-        Self { ptr, bytes, pool, process, stream, stream_is_kept, views, advised, keeps }
+        let (views, in_place, advised) = Default::default();
+        Self { ptr, bytes, pool, process, stream, stream_is_kept, views, in_place, advised, keeps }
     }
 
     fn pool(&self) -> &millpond::Pool {
@@ -164,10 +167,9 @@ impl Block {
         py.detach(|| -> Result<()> {
             self.process.check()?;
             let stream = self.stream.lock();
-            self.check_awake()?;
+            let kept = keep_in_place(self.pool())?;
             self.wait(stream.as_ref().ok_or(Failure::FreedBlock)?)?;
-            // Relaxed: under the lock.
-            self.views.fetch_add(1, Ordering::Relaxed);
+            self.count_view(Some(kept));
             Ok(())
         })?;
         Ok(std::ptr::with_exposed_provenance_mut(self.ptr.raw() as usize))
@@ -203,11 +205,18 @@ impl Block {
                     self.pool().record_use(self.ptr, &consumer)?;
                 }
             }
-            // Relaxed: under the lock.
-            self.views.fetch_add(1, Ordering::Relaxed);
+            self.count_view(None);
             Ok(())
         })?;
         Ok(std::ptr::with_exposed_provenance_mut(self.ptr.raw() as usize))
+    }
+
+    /// Counts one view more, under the lock of `stream`.
+    fn count_view(&self, kept: Option<KeptInPlace>) {
+        let mut in_place = self.in_place.lock();
+        // Relaxed: under the locks.
+        self.views.fetch_add(1, Ordering::Relaxed);
+        *in_place = in_place.take().or(kept);
     }
 
     fn check_awake(&self) -> Result<()> {
@@ -309,8 +318,15 @@ impl Block {
 
     /// Ends one [`show`](Self::show).
     fn conceal(&self) {
+        if !self.process.is_here() {
+            // The block is the parent's, and so is the lock.
+            return;
+        }
+        let mut in_place = self.in_place.lock();
         // Release: whoever frees the block comes after what was read and written through the view.
-        self.views.fetch_sub(1, Ordering::Release);
+        if self.views.fetch_sub(1, Ordering::Release) == 1 {
+            *in_place = None;
+        }
     }
 }
 

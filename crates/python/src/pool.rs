@@ -404,7 +404,7 @@ impl Pool {
     ///
     /// Raises:
     ///     ValueError: for another ``keep``.
-    ///     MisuseError: for a pool of pinned or managed memory, and while a graph is captured.
+    ///     MisuseError: for a pool of pinned or managed memory, while the CPU looks at a block, and while a graph is captured.
     ///     DeviceError: where the host has too little pinned memory, among others.
     #[pyo3(signature = (keep="pinned"))]
     fn sleep(&self, py: Python<'_>, keep: &str) -> PyResult<u64> {
@@ -437,7 +437,7 @@ impl Pool {
     /// ``restore``; blocks may be freed. docs/beyond.md says more.
     ///
     /// Raises:
-    ///     MisuseError: for a pool that is no tag's, that sleeps, or that has a guard.
+    ///     MisuseError: for a pool that is no tag's, that sleeps or has a guard, and while the CPU looks at a block.
     ///     DeviceError: where the host has too little pinned memory, or ``stream`` is being captured, among others.
     #[pyo3(signature = (stream=None))]
     fn evict(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {

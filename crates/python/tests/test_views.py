@@ -49,6 +49,33 @@ def test_a_block_is_not_freed_while_it_is_looked_at(pool: millpond.Pool) -> None
         memoryview(block)
 
 
+@pytest.mark.parametrize("look", [memoryview, np.asarray, np.from_dlpack])
+def test_a_pool_neither_sleeps_nor_is_evicted_while_it_is_looked_at(pool: millpond.Pool, look: Any) -> None:
+    tag = pool.tagged("seen")
+    block = tag.allocate(4 * MIB)
+    seen, also = look(block), memoryview(block)
+    seen[:2] = seen[2:4]
+    for _ in range(2):
+        with pytest.raises(millpond.MisuseError, match="views in Python: drop them first"):
+            tag.sleep()
+        with pytest.raises(millpond.MisuseError, match="views in Python: drop them first"):
+            tag.evict()
+        assert not tag.is_asleep and not tag.is_evicted
+        seen = None
+        gc.collect()
+    also[:4] = b"kept"
+    also.release()
+    assert tag.sleep() == 4 * MIB
+    with pytest.raises(millpond.MisuseError, match="sleeps"):
+        look(block)
+    tag.wake()
+    tag.evict()
+    with pytest.raises(millpond.MisuseError, match="evicted"):
+        look(block)
+    tag.restore()
+    assert bytes(memoryview(block)[:4]) == b"kept"
+
+
 def test_a_view_keeps_its_block(pool: millpond.Pool) -> None:
     looks: list[Any] = [memoryview, np.asarray, np.from_dlpack]
     for look in looks:

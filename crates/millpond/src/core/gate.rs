@@ -42,7 +42,7 @@ impl Gate {
     /// Why the memory stays, where anybody lives here, and what to do about it.
     pub(crate) fn why_it_stays(&self) -> Option<&'static str> {
         self.has_residents().then_some(
-            "buffers of the module cudarc live, which cudarc uses without asking the pool: drop them first, or use millpond::Buffer",
+            "its blocks are used without asking the pool, by buffers of the module cudarc or views in Python: drop them first",
         )
     }
 

@@ -261,7 +261,7 @@ class Block:
 
     In pinned and managed memory, and on the CPU as a device, ``memoryview(block)``, ``numpy.asarray(block)`` and
     ``numpy.from_dlpack(block)`` are its bytes. They wait for the work given so far to its stream and for recorded uses, as
-    ``synchronize`` does. The block cannot be freed while one of these is alive.
+    ``synchronize`` does. While one of these is alive, the block cannot be freed, and its pool neither sleeps nor is evicted.
 
     Libraries of a GPU take a block in place: ``cupy.asarray(block)``, ``numba.cuda.as_cuda_array(block)`` and
     ``torch.from_dlpack(block)``. Their work comes after the work given so far to the block's stream.
@@ -725,7 +725,7 @@ class Pool:
 
         Raises:
             ValueError: for another ``keep``.
-            MisuseError: for a pool of pinned or managed memory, and while a graph is captured.
+            MisuseError: for a pool of pinned or managed memory, while the CPU looks at a block, and while a graph is captured.
             DeviceError: where the host has too little pinned memory, among others.
         """
     def wake(self) -> None:
@@ -745,7 +745,7 @@ class Pool:
         ``restore``; blocks may be freed. docs/beyond.md says more.
 
         Raises:
-            MisuseError: for a pool that is no tag's, that sleeps, or that has a guard.
+            MisuseError: for a pool that is no tag's, that sleeps or has a guard, and while the CPU looks at a block.
             DeviceError: where the host has too little pinned memory, or ``stream`` is being captured, among others.
         """
     def restore(self, stream: _StreamLike = None) -> None:
