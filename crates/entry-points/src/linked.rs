@@ -1,6 +1,6 @@
 //! This code in the program itself, by `millpond-global`: the executable's functions come before those of all libraries.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::path::Path;
 use std::ptr;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub use crate::settings::Options;
 use crate::linker::{self, Address, OwnLookups};
 use crate::names::{self, Find};
 use crate::settings::{self, Mode, settings};
-use crate::{entry_points, gpus, lookup, messages, streams, tags};
+use crate::{entry_points, gpus, lookup, messages, retained, streams, tags};
 
 type HandOver = unsafe extern "C" fn(Find) -> Option<Find>;
 
@@ -106,7 +106,7 @@ pub fn set_tag(tag: Option<Arc<str>>) -> Option<Arc<str>> {
     before
 }
 
-/// The pool of a GPU's primary context, built if there is none.
+/// The pool of a GPU's primary context, built if there is none. From then on, no release of the context ends it.
 ///
 /// # Errors
 /// [`DeviceError::Unavailable`] where there is no such GPU or no driver, or the memory is not a pool's. Those of the device.
@@ -123,6 +123,10 @@ pub fn pool(ordinal: usize) -> millpond::Result<Pool> {
             "the environment leaves memory to the driver ({})",
             settings().mode.variable()
         ));
+    }
+    // Before: the program need not retain the context itself, and its buffers are used by safe code. So no release is the last one.
+    if let Ok(device) = c_int::try_from(ordinal) {
+        retained::lock().add_other(device);
     }
     let known = || gpus::known().into_iter().find(|gpu| gpu.ordinal == ordinal).map(|gpu| gpu.pool.clone());
     if let Some(pool) = known() {

@@ -13,8 +13,8 @@ pub(crate) struct Retained(FxHashMap<c_int, Owners>);
 struct Owners {
     /// Those that were seen to retain it, and did not release it.
     seen: u64,
-    /// Whether somebody retains it whose release is not seen: the program used it before anybody was seen to retain it, or made green
-    /// contexts.
+    /// Whether somebody retains it whose release is not seen: the program used it before anybody was seen to retain it, made green
+    /// contexts, or asked for the pool in its code.
     has_others: bool,
 }
 

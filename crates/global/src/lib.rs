@@ -49,7 +49,8 @@ pub use tag::{Tag, tag};
 use millpond::Pool;
 
 /// The pool that serves the program's memory on a GPU, by its number in this process. It is built if the program has not used
-/// that GPU yet. It has statistics, callbacks, [sleep](Pool::sleep) and the rest of its interface.
+/// that GPU yet. It has statistics, callbacks, [sleep](Pool::sleep) and the rest of its interface. From then on it stays when the program
+/// has dropped its last context of cudarc.
 ///
 /// The program's own memory of it may not be used while it sleeps.
 ///

@@ -86,6 +86,17 @@ programs! {
         assert!(millpond_global::pool(7).is_err(), "there are two GPUs");
     }
 
+    /// The last release of the context would end the pool, and free the blocks of buffers.
+    buffers_of_the_pool_outlive_the_programs_context runs program_drops_its_context with [] {
+        let context = jobs::pairs();
+        let pool = millpond_global::pool(0).unwrap();
+        let stream = pool.create_stream().unwrap();
+        let buffer = millpond::Buffer::from_slice(&pool, &[1_u32, 2, 3], &stream).unwrap();
+        drop(context);
+        assert_eq!(buffer.to_vec().unwrap(), [1, 2, 3]);
+        assert_eq!(pool.stats().blocks.current, 1);
+    }
+
     a_pool_that_the_program_builds_itself_is_beside_it runs program_with_its_own_pool with [] {
         // First: what its device calls is the driver's, and no request of the program's.
         let own = millpond::Context::cuda(0).expect("the stand-in has a GPU");
