@@ -238,6 +238,40 @@ fn what_is_dropped_at_once_is_warned_of() {
     assert_eq!(said.matches("warning: ignoring return").count(), statements.count(), "{said}");
 }
 
+/// What callgrind counts for one pair: many pairs less few, by how many more they are.
+fn instructions(program: &Path, what: &str) -> u64 {
+    let profile = program.with_extension(what);
+    let count = |pairs: &str| {
+        let mut command = Command::new("valgrind");
+        command.arg("--tool=callgrind").arg(format!("--callgrind-out-file={}", profile.display()));
+        run(command.arg(program).args([what, pairs]).env("MILLPOND_DEVICE", "sim"));
+        let found = std::fs::read_to_string(&profile).expect("callgrind wrote it");
+        let line =
+            found.lines().find_map(|line| line.strip_prefix("summary: ").or(line.strip_prefix("totals: ")));
+        let all = line.and_then(|line| line.split(' ').next()?.parse::<u64>().ok());
+        all.expect("a profile ends with its sum")
+    };
+    (count("13000") - count("3000")) / 10_000
+}
+
+/// A `Buffer` takes 52 more, which is less than 2 ns (docs/lab/cpp.md). `allocate_async` also notes the stream.
+#[test]
+fn a_pair_from_cpp_takes_few_instructions_more_than_from_c() {
+    if std::env::var_os("MILLPOND_REQUIRE_TOOLS").is_none() {
+        return eprintln!("not run: callgrind takes MILLPOND_REQUIRE_TOOLS=1");
+    }
+    if !has(compiler(CPP)) || !has("valgrind") {
+        return;
+    }
+    let file = here().join("tests/cpp/pairs.cpp");
+    let program = compile_with(&file, "pairs", Watch::Nothing, CPP, &["-O2"]);
+    let of_c = instructions(&program, "c");
+    for (what, most) in [("pool", 15), ("resource", 60), ("buffer", 60), ("simple", 60), ("async", 90)] {
+        let more = instructions(&program, what).saturating_sub(of_c);
+        assert!(more <= most, "{what}: {more} more than the {of_c} from C");
+    }
+}
+
 /// Under which copies take spans.
 #[test]
 fn cpp_objects_work_in_cpp_20() {
