@@ -7,6 +7,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use millpond::{Buffer, Context, Error, Opened, Pool, Received, Stream};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::processes::{MEASURED, Other, hear, open_here, say, until};
 
@@ -229,6 +230,82 @@ fn ten_thousand_imports_leave_nothing_behind() {
             assert!(left + 64 * MIB >= free, "{free} bytes were free, and {left} are");
             let rounds = ROUNDS as u32;
             println!("{MEASURED}to open them {:?}, to close them {:?}", opening / rounds, closing / rounds);
+        },
+    );
+}
+
+/// What each step of a block takes that has a page of its own, in the order of its steps.
+#[derive(Default)]
+struct Steps(Vec<(&'static str, Vec<Duration>)>);
+
+impl Steps {
+    fn time<R>(&mut self, name: &'static str, step: impl FnOnce() -> R) -> R {
+        let began = Instant::now();
+        let result = step();
+        let took = began.elapsed();
+        match self.0.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, times)) => times.push(took),
+            None => self.0.push((name, vec![took])),
+        }
+        result
+    }
+
+    fn say(&mut self) {
+        for (name, times) in &mut self.0 {
+            times.sort();
+            let (median, all): (_, Duration) = (times[times.len() / 2], times.iter().sum());
+            println!("{MEASURED}{name}: {median:?} in the median of {}, {all:?} in all", times.len());
+        }
+    }
+}
+
+/// Prints where the time goes.
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn many_pages_are_shared_opened_and_closed() {
+    const PAGES: usize = 1600;
+    // Here, and in the process that is started: each has a descriptor for each block that is open.
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+    Other::with(
+        "cuda_sharing::many_pages_are_shared_opened_and_closed",
+        |other| {
+            let (_context, pool, stream) = gpu(0);
+            let buffers: Vec<_> =
+                (0..PAGES).map(|_| Buffer::<u8>::new(&pool, 2 * MIB as usize, &stream).unwrap()).collect();
+            let mut steps = Steps::default();
+            for buffer in &buffers {
+                let shared = steps.time("share", || buffer.share().unwrap());
+                steps.time("send", || shared.send(&other.socket).unwrap());
+                hear(&other.socket);
+                steps.time("let go of what was sent", || drop(shared));
+            }
+            for buffer in &buffers[..100] {
+                let shared = steps.time("share again", || buffer.share().unwrap());
+                steps.time("let go again", || drop(shared));
+            }
+            steps.say();
+            hear(&other.socket);
+            drop(buffers);
+            stream.synchronize().unwrap();
+            pool.trim_to(0).unwrap();
+            assert_eq!((pool.allocated().current, pool.reserved().current), (0, 0));
+        },
+        |socket| {
+            let (context, _pool, stream) = gpu(0);
+            let mut steps = Steps::default();
+            let mut opened = Vec::new();
+            for _ in 0..PAGES {
+                let received =
+                    steps.time("receive, with the wait for it", || Received::receive(&socket).unwrap());
+                opened.push(steps.time("open", || context.open_shared::<u8>(received, &stream).unwrap()));
+                say(&socket);
+            }
+            stream.synchronize().unwrap();
+            opened.into_iter().for_each(|one| steps.time("close", || drop(one)));
+            stream.synchronize().unwrap();
+            steps.say();
+            say(&socket);
         },
     );
 }
