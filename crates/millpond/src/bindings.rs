@@ -72,6 +72,18 @@ pub fn open_shared(
     Ok((pool, buffer.into_raw(), bytes, event))
 }
 
+/// The page that a received block lies on: where on it the block begins, and the bytes of the page. `None` where it lies on several.
+#[must_use]
+pub fn page_around(received: &Received) -> Option<(u64, u64)> {
+    received.token().only_page()
+}
+
+/// Unlike any other pool's of the process, those that ended among them.
+#[must_use]
+pub fn number_of(pool: &Pool) -> u64 {
+    pool.inner().number
+}
+
 /// Makes later work on `stream` wait for the recorded uses of a live block, of which it is the stream. Null has none.
 ///
 /// # Errors

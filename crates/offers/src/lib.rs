@@ -9,6 +9,11 @@
 //! Here the thread that listens drops connections of other users at once. It gives each of the others a thread of its own, up
 //! to a number, and ends whichever lasts too long. That thread reads the request, shares the block and sends it.
 //! The list of offers is not locked meanwhile, so that frees need not wait.
+//!
+//! **Many blocks on one page.** A [`PlacedName`] also says where its block lies. Who opens such names asks once for a page, and finds
+//! what else lies on it without a word ([`OpenedBlocks`]).
+
+mod opened;
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -19,11 +24,12 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
-use std::{fs, mem};
+use std::{fmt, fs, mem};
 
-use millpond::bindings::{Mutex, PerProcess};
+use millpond::bindings::{self, Mutex, PerProcess};
 use millpond::device::DevicePtr;
 use millpond::{Pool, Received, Stream};
+pub use opened::{OpenedBlock, OpenedBlocks, Place};
 use rustc_hash::FxHashMap;
 use thiserror::Error;
 
@@ -43,6 +49,9 @@ type Result<T> = std::result::Result<T, OfferError>;
 
 /// What each text begins with: PyTorch's own handles begin with a byte below 32.
 const TEXT: &str = "millpond/2/";
+
+/// What the text of a name with a place begins with.
+const PLACED: &str = "millpond/3/";
 
 /// What the bytes of each name begin with.
 const MAGIC: [u8; 8] = *b"mpoffer2";
@@ -73,18 +82,22 @@ pub struct Name {
 impl Name {
     /// As a text of at most 80 characters.
     pub fn text(&self) -> String {
-        format!("{TEXT}{:016x}/{:032x}/{:x}", self.socket, self.secret, self.block)
+        format!("{TEXT}{self}")
     }
 
     /// The name in such a text; `None` where it is another one.
     pub fn read(text: &str) -> Option<Self> {
         let mut parts = text.strip_prefix(TEXT)?.split('/');
-        let name = Self {
-            socket: u64::from_str_radix(parts.next()?, 16).ok()?,
-            secret: u128::from_str_radix(parts.next()?, 16).ok()?,
-            block: u64::from_str_radix(parts.next()?, 16).ok()?,
-        };
+        let name = Self::of_parts(&mut parts)?;
         parts.next().is_none().then_some(name)
+    }
+
+    fn of_parts<'text>(parts: &mut impl Iterator<Item = &'text str>) -> Option<Self> {
+        Some(Self {
+            socket: number(parts.next()?)?,
+            secret: u128::from_str_radix(parts.next()?, 16).ok()?,
+            block: number(parts.next()?)?,
+        })
     }
 
     /// As bytes, of which the first say that they are a name.
@@ -118,6 +131,59 @@ impl Name {
         bytes[..16].copy_from_slice(&self.secret.to_le_bytes());
         bytes[16..].copy_from_slice(&self.block.to_le_bytes());
         bytes
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}/{:032x}/{:x}", self.socket, self.secret, self.block)
+    }
+}
+
+fn number(text: &str) -> Option<u64> {
+    u64::from_str_radix(text, 16).ok()
+}
+
+/// The name of a block, and where the block lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlacedName {
+    name: Name,
+    place: Place,
+}
+
+impl PlacedName {
+    /// As a text of less than 128 characters.
+    pub fn text(&self) -> String {
+        let Self { name, place: Place { owner: (_, pool), start, bytes } } = self;
+        format!("{PLACED}{name}/{pool:x}/{start:x}/{bytes:x}")
+    }
+
+    /// The name in such a text.
+    ///
+    /// # Errors
+    /// For another text.
+    pub fn read(text: &str) -> Result<Self> {
+        let read = || {
+            let mut parts = text.strip_prefix(PLACED)?.split('/');
+            let name = Name::of_parts(&mut parts)?;
+            let owner = (name.socket, number(parts.next()?)?);
+            let place = Place { owner, start: number(parts.next()?)?, bytes: number(parts.next()?)? };
+            parts.next().is_none().then_some(Self { name, place })
+        };
+        read().ok_or_else(other_version)
+    }
+
+    /// Where the block lies there.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// As [`open`].
+    ///
+    /// # Errors
+    /// As for [`open`].
+    pub fn open(&self) -> Result<Received> {
+        open(self.name)
     }
 }
 
@@ -197,6 +263,18 @@ pub fn offer(offered: Offered) -> Result<Name> {
         }
     };
     Ok(Name { socket, secret, block })
+}
+
+/// As [`offer`], for those who open it beside other blocks of its page ([`OpenedBlocks`]). Such a block is freed only once all of
+/// them have closed it.
+///
+/// # Errors
+/// As for [`offer`], and for [`Pool::size_of`].
+pub fn offer_placed(offered: Offered) -> Result<PlacedName> {
+    let (start, bytes) = (offered.ptr.raw(), offered.pool.size_of(offered.ptr)?);
+    let pool = bindings::number_of(&offered.pool);
+    let name = offer(offered)?;
+    Ok(PlacedName { name, place: Place { owner: (name.socket, pool), start, bytes } })
 }
 
 /// Ends the offer of a block, before the block is freed. Who opened it has it still.
@@ -379,10 +457,12 @@ fn send(mut connection: &UnixStream, block: u64) -> Result<()> {
 /// # Errors
 /// As for [`open`], and for a text that is no name.
 pub fn open_text(text: &str) -> Result<Received> {
-    open(Name::read(text).ok_or_else(|| {
-        let why = "its handle is of another version of millpond: use one in both";
-        OfferError::Broken(format!("memory of another process cannot be opened: {why}"))
-    })?)
+    open(Name::read(text).ok_or_else(other_version)?)
+}
+
+fn other_version() -> OfferError {
+    let why = "its handle is of another version of millpond: use one in both";
+    OfferError::Broken(format!("memory of another process cannot be opened: {why}"))
 }
 
 /// Gets a block that another process of this user [offers](offer).
@@ -438,5 +518,21 @@ mod tests {
             assert_eq!(Name::read(wrong), None, "{wrong}");
         }
         assert_eq!(Name::from_bytes(&[0; 40]), None);
+    }
+
+    #[test]
+    fn a_placed_name_is_read_as_it_was_written_and_nothing_else_is() {
+        let most = u64::MAX >> 8;
+        let name = Name { socket: u64::MAX, secret: u128::MAX, block: u64::from(u32::MAX) };
+        let name = PlacedName { name, place: Place { owner: (u64::MAX, 1 << 20), start: most, bytes: most } };
+        let text = name.text();
+        assert_eq!(PlacedName::read(&text).unwrap(), name);
+        assert!(text.len() < 128, "the room that PyTorch's shim has");
+        for wrong in
+            ["", "millpond/3/", &name.name.text(), &text[1..], &format!("{text}/1"), &format!("{text}x")]
+        {
+            assert!(PlacedName::read(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(Name::read(&text), None);
     }
 }

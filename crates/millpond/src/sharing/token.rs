@@ -78,6 +78,14 @@ impl SharedToken {
         self.pages.iter().map(|[_, bytes]| bytes).sum()
     }
 
+    /// Where the memory begins on its page, and the bytes of the page; `None` where it lies on several.
+    pub(crate) fn only_page(&self) -> Option<(u64, u64)> {
+        match self.pages[..] {
+            [[_, bytes]] => Some((self.header.offset, bytes)),
+            _ => None,
+        }
+    }
+
     /// The device that the memory is of.
     #[must_use]
     pub fn device(&self) -> DeviceIdentity {

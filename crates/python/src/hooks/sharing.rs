@@ -1,23 +1,23 @@
 //! Blocks of PyTorch's that other processes use: CUDA IPC of tensors, as `torch.multiprocessing` has it.
 //!
-//! PyTorch hands a string to the other process: `offers` makes it, and answers whoever was given it. A block that is open takes
-//! one descriptor in each process.
+//! PyTorch hands a string to the other process: `offers` makes it, and answers whoever was given it. A page that is open takes
+//! one descriptor in each process. Who opens a second block on a page asks nobody, as with a segment of PyTorch's own.
 //!
 //! PyTorch orders the work of both sides by events of its own, and frees a block only after all who got the string let go.
-//! So a block is offered until its free. From then on the pool waits for those that have it open (`docs/sharing.md`).
+//! So a block is offered until its free.
 
 use std::ffi::c_int;
 
-use millpond::bindings::{self, Mutex, PerProcess};
+use millpond::bindings::{Mutex, PerProcess};
 use millpond::device::DevicePtr;
-use millpond::{Error, Pool, SharedEvent, Stream};
-use millpond_offers::{self as offers, Offered};
+use millpond::{Error, Stream};
+use millpond_offers::{self as offers, Offered, OpenedBlock, OpenedBlocks, PlacedName};
 use rustc_hash::FxHashMap;
 
 use super::blocks::book;
 use super::captures::{self, PoolId};
-use crate::devices::{Device, device};
-use crate::failure::{Failure, Result};
+use crate::devices::{Device, device, is_forked};
+use crate::failure::{Failure, MOST_DEVICES, Result};
 use crate::thread_tag;
 
 /// A block is being freed: nobody can open it any more.
@@ -35,7 +35,7 @@ pub(super) fn offer(gpu: c_int, ptr: DevicePtr) -> Result<String> {
         return Err(not_shareable("the device has no virtual memory: send a copy on the CPU (tensor.cpu())"));
     }
     let (pool, _) = thread_tag::owner_of(device, ptr)?;
-    let handle = offers::offer(Offered { pool, ptr, stream: stream(gpu, device)? })?.text();
+    let handle = offers::offer_placed(Offered { pool, ptr, stream: stream(gpu, device)? })?.text();
     // Its free withdraws it.
     book(gpu as usize).lock().note_shared(ptr.raw());
     Ok(handle)
@@ -53,44 +53,40 @@ fn stream(gpu: c_int, device: &Device) -> Result<Stream> {
     Ok(made)
 }
 
-/// A block of another process: its GPU, and where it begins.
-type Place = (c_int, DevicePtr);
-
-/// What is kept of one.
+/// What other processes offered, as far as it is open here.
 #[derive(Debug)]
 struct Opened {
-    pool: Pool,
-    stream: Stream,
-    /// With it the other process's memory counts as in use.
-    _event: SharedEvent,
-}
-
-/// What other processes offered, as far as it is open here.
-#[derive(Debug, Default)]
-struct OpenedBlocks {
-    in_use: FxHashMap<Place, Opened>,
+    /// By GPU.
+    in_use: [OpenedBlocks; MOST_DEVICES],
     /// What PyTorch let go of, and work may still use.
-    closing: Vec<(Place, Opened)>,
+    closing: Mutex<Vec<(c_int, OpenedBlock)>>,
 }
 
-static OPENED: PerProcess<Mutex<OpenedBlocks>> = PerProcess::new(Default::default);
+impl Default for Opened {
+    fn default() -> Self {
+        Self { in_use: std::array::from_fn(|_| OpenedBlocks::default()), closing: Mutex::default() }
+    }
+}
+
+static OPENED: PerProcess<Opened> = PerProcess::new(Default::default);
 
 /// Opens a block that another process [offers](offer), on a GPU. [`close`] closes it.
 pub(super) fn open(gpu: c_int, handle: &str) -> Result<DevicePtr> {
     let device = device(gpu.into())?;
-    let received = offers::open_text(handle)?;
-    let stream = stream(gpu, device)?;
-    let (pool, ptr, _, event) = bindings::open_shared(&device.context, received, &stream)?;
-    OPENED.get().lock().in_use.insert((gpu, ptr), Opened { pool, stream, _event: event });
-    Ok(ptr)
+    let (name, stream) = (PlacedName::read(handle)?, stream(gpu, device)?);
+    let blocks = &OPENED.get().in_use[gpu as usize];
+    Ok(blocks.open(name.place(), || name.open(), &device.context, &stream)?)
 }
 
 /// Lets go of what [`open`] opened.
 pub(super) fn close(gpu: c_int, ptr: DevicePtr) -> Result<()> {
-    {
-        let OpenedBlocks { in_use, closing } = &mut *OPENED.get().lock();
-        // A forked child has none: these are its parent's.
-        closing.extend(in_use.remove(&(gpu, ptr)).map(|opened| ((gpu, ptr), opened)));
+    let Opened { in_use, closing } = OPENED.get();
+    // A forked child has none: these are its parent's.
+    match in_use[gpu as usize].close(ptr) {
+        Some(closed) => closing.lock().push((gpu, closed)),
+        // Once this returns, PyTorch tells the owner that the block may be used again. What is open beside it does not hold it.
+        None if !captures::is_any_open() && !is_forked() => device(gpu.into())?.context.synchronize()?,
+        None => {}
     }
     close_all()
 }
@@ -101,15 +97,16 @@ pub(super) fn close_all() -> Result<()> {
     if captures::is_any_open() {
         return Ok(());
     }
-    let closing = std::mem::take(&mut OPENED.get().lock().closing);
+    let closing = std::mem::take(&mut *OPENED.get().closing.lock());
     let mut waited_for = Vec::new();
-    for ((gpu, ptr), Opened { pool, stream, _event }) in closing {
+    for (gpu, opened) in closing {
+        let device = device(gpu.into())?;
         if !waited_for.contains(&gpu) {
-            device(gpu.into())?.context.synchronize()?;
+            device.context.synchronize()?;
             waited_for.push(gpu);
         }
-        // SAFETY: PyTorch let go of it, and the work on it is complete.
-        unsafe { pool.free(ptr, &stream) }?;
+        // SAFETY: PyTorch let go of all blocks in it, and the work on them is complete.
+        unsafe { opened.close(&stream(gpu, device)?) }?;
     }
     Ok(())
 }
