@@ -27,6 +27,7 @@ use crate::error::{Error, Result};
 use crate::log::log;
 use crate::peers;
 use crate::pool::Pool;
+use crate::typed::buffer::{byte_len, take_back_advice};
 use crate::typed::range_in;
 
 /// `len` elements of a pool's memory that cudarc takes where it asks for its traits, as for `impl DevicePtr<T>`: in launches,
@@ -64,6 +65,8 @@ pub struct Buffer<T> {
     uses: ManuallyDrop<Uses>,
     ptr: device::DevicePtr,
     len: usize,
+    /// Whether there may be advice on the memory, from when it was a plain buffer's. It is taken back with the memory.
+    advised: bool,
     /// cudarc asks for the address, and cannot be refused it.
     pool: KeptAwake,
     stream: Stream,
@@ -127,7 +130,7 @@ impl<T: DeviceRepr> Buffer<T> {
 
     /// A buffer whose first write has yet to be recorded.
     fn unordered(pool: &Pool, len: usize, stream: &Stream) -> Result<Self> {
-        let bytes = crate::typed::buffer::byte_len::<T>(len)?;
+        let bytes = byte_len::<T>(len)?;
         let awake = KeptAwake::new(pool.inner())?;
         // What comes next is given to cudarc's side, which does not know whose default stream it is.
         stream.millpond().handle_here()?;
@@ -135,7 +138,7 @@ impl<T: DeviceRepr> Buffer<T> {
         // SAFETY: the block is the buffer's until its drop, which gives the uses up before the free.
         let uses = ManuallyDrop::new(unsafe { stream.uses().take(ptr, bytes as usize, stream.cuda()) });
         let stream = stream.clone();
-        Ok(Self { uses, ptr, len, pool: awake, stream, element: PhantomData })
+        Ok(Self { uses, ptr, len, advised: false, pool: awake, stream, element: PhantomData })
     }
 }
 
@@ -293,6 +296,9 @@ impl<T> Drop for Buffer<T> {
         if ended == Err(Error::Forked) {
             return;
         }
+        if self.advised {
+            take_back_advice(&self.pool, self.ptr);
+        }
         // SAFETY: the block is the buffer's alone, and its stream waits for all uses.
         let freed =
             ended.and_then(|()| unsafe { freeing::free(&self.pool, self.ptr, self.stream.millpond()) });
@@ -305,6 +311,7 @@ impl<T> Drop for Buffer<T> {
 /// From and to the buffers that know nothing of cudarc.
 impl<T: DeviceRepr + Pod> Buffer<T> {
     /// The memory of a plain buffer, on a stream that both sides know. Nothing is copied. The stream waits for all work on the buffer.
+    /// [Advice](crate::Buffer::advise) goes with it.
     ///
     /// ```no_run
     /// # fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -331,13 +338,13 @@ impl<T: DeviceRepr + Pod> Buffer<T> {
         let pool = KeptAwake::new(buffer.core())?;
         // Copies on other streams that read it come before what cudarc lets write to it.
         drop(buffer.begin_write()?);
-        let (ptr, len, bytes) = (buffer.ptr(), buffer.len(), buffer.byte_len() as usize);
+        let (len, bytes) = (buffer.len(), buffer.byte_len() as usize);
         // SAFETY: the block is live as long as the buffer, and then this one's until its drop, which gives the uses up before.
-        let uses = unsafe { on.uses().take(ptr, bytes, on.cuda()) };
-        _ = buffer.into_raw();
+        let uses = unsafe { on.uses().take(buffer.ptr(), bytes, on.cuda()) };
+        let (ptr, advised) = buffer.into_block();
         uses.begin(on.own());
         let (uses, stream) = (ManuallyDrop::new(uses), on.clone());
-        Ok(Self { uses, ptr, len, pool, stream, element: PhantomData })
+        Ok(Self { uses, ptr, len, advised, pool, stream, element: PhantomData })
     }
 
     /// The memory as a plain buffer, on the same stream. That waits for all uses. Nothing is copied.
@@ -351,7 +358,8 @@ impl<T: DeviceRepr + Pod> Buffer<T> {
         // SAFETY: neither is used, or dropped, after this.
         let (pool, stream) = unsafe { (ptr::read(&this.pool), ptr::read(&this.stream)) };
         ended?;
-        Ok(crate::Buffer::over_used_block(pool.core(), this.ptr, this.len, stream.millpond()))
+        let block = (this.ptr, this.advised);
+        Ok(crate::Buffer::over_used_block(pool.core(), block, this.len, stream.millpond()))
     }
 }
 

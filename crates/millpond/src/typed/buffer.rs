@@ -389,8 +389,9 @@ impl<T: Pod> Buffer<T> {
     pub fn cast<U: Pod>(mut self) -> Result<Buffer<U>> {
         let len = cast_len::<U>("Buffer::cast", self.ptr, self.byte_len())?;
         let access = std::mem::replace(&mut self.access, DeviceAccess::unknown());
-        let (pool, stream, advised) = (self.pool.clone(), self.stream.clone(), *self.advised.get_mut());
-        let mut cast = Buffer::over_block(&pool, self.into_raw(), len, &stream);
+        let (pool, stream) = (self.pool.clone(), self.stream.clone());
+        let (ptr, advised) = self.into_block();
+        let mut cast = Buffer::over_block(&pool, ptr, len, &stream);
         (cast.access, cast.advised) = (access, AtomicBool::new(advised));
         Ok(cast)
     }
@@ -657,14 +658,19 @@ impl<T: Pod> Buffer<T> {
     /// Gives up the block without freeing it. [Advice](Self::advise) stays with it. Free it with [`Pool::free`], or
     /// [`Context::free`](crate::Context::free), or make it a buffer again with [`from_raw`](Self::from_raw).
     pub fn into_raw(self) -> DevicePtr {
+        self.into_block().0
+    }
+
+    /// Gives up the block without freeing it. Also says whether there may be advice on it, for its next owner to take back.
+    pub(crate) fn into_block(self) -> (DevicePtr, bool) {
         let mut kept = ManuallyDrop::new(self);
-        let ptr = kept.ptr;
+        let given_up = (kept.ptr, *kept.advised.get_mut());
         // What remains is a buffer of nothing: dropping it frees nothing but lets go of pool and stream.
         kept.ptr = DevicePtr::NULL;
         kept.len = 0;
         *kept.advised.get_mut() = false;
         drop(ManuallyDrop::into_inner(kept));
-        ptr
+        given_up
     }
 
     /// A buffer of `len` elements over a live block of the pool, which it frees on `stream`.
@@ -698,18 +704,19 @@ impl<T: Pod> Buffer<T> {
             return Err(Error::LengthMismatch { what, found: len, expected });
         }
         pool.inner().check_stream(stream)?;
-        Ok(Self::over_used_block(pool.inner(), ptr, len, stream))
+        Ok(Self::over_used_block(pool.inner(), (ptr, false), len, stream))
     }
 
-    /// Over a block that others had. Nobody knows whether copies on other streams read it.
+    /// Over a block that others had. Nobody knows whether copies on other streams read it. With the block comes whether there may be
+    /// advice on it, which this buffer takes back.
     pub(crate) fn over_used_block(
         pool: &Arc<PoolParts>,
-        ptr: DevicePtr,
+        (ptr, advised): (DevicePtr, bool),
         len: usize,
         stream: &Stream,
     ) -> Self {
         let mut buffer = Self::over_block(pool, ptr, len, stream);
-        buffer.access = DeviceAccess::unknown();
+        (buffer.access, buffer.advised) = (DeviceAccess::unknown(), AtomicBool::new(advised));
         buffer
     }
 }
@@ -751,8 +758,9 @@ impl<T: Pod> Drop for Buffer<T> {
     }
 }
 
+/// Before the block is freed.
 #[cold]
-fn take_back_advice(pool: &Core, ptr: DevicePtr) {
+pub(crate) fn take_back_advice(pool: &Core, ptr: DevicePtr) {
     if let Err(error) = managed::advise(pool, "Buffer", ptr, &Advice::TAKEN_BACK)
         && error != Error::Forked
     {

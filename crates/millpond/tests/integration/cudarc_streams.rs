@@ -14,7 +14,7 @@ use cudarc::driver::{
 };
 use cudarc::nvrtc::Ptx;
 use millpond::cudarc::{Buffer, Stream};
-use millpond::{Context, Pool};
+use millpond::{Advice, Context, Pool};
 
 const ELEMENTS: usize = 1024;
 
@@ -293,5 +293,28 @@ programs! {
         launch!(rig, stream, &buffer);
         drop(stream);
         assert_eq!(events_of(|| drop(buffer))[1], 1);
+    }
+
+    /// Else the memory's next owner would have it.
+    advice_of_a_plain_buffer_is_taken_back_whatever_it_became runs program_advice {
+        let rig = Rig::new();
+        let managed = rig.pool.context().managed().unwrap().build().unwrap();
+        let became: [fn(millpond::Buffer<f32>, &Stream); 3] = [
+            |plain, on| drop(Buffer::from_plain(plain, on).unwrap()),
+            |plain, on| drop(Buffer::from_plain(plain, on).unwrap().into_plain().unwrap()),
+            |plain, _| drop(plain.cast::<u32>().unwrap()),
+        ];
+        for drop_as in became {
+            let plain = || millpond::Buffer::<f32>::uninit(&managed, ELEMENTS, rig.on.millpond()).unwrap();
+            let before = calls("cuMemAdvise");
+            drop_as(plain(), &rig.on);
+            assert_eq!(calls("cuMemAdvise"), before, "there is none");
+            let advised = plain();
+            advised.advise(Advice::ReadMostly(true)).unwrap();
+            let given = calls("cuMemAdvise");
+            drop_as(advised, &rig.on);
+            assert!(given > before && calls("cuMemAdvise") > given);
+        }
+        assert_eq!(managed.allocated().current, 0);
     }
 }
