@@ -143,11 +143,13 @@ impl CapturePool {
     }
 
     /// Physical bytes that the memory holds.
+    #[must_use]
     pub fn reserved(&self) -> u64 {
         self.with(Arena::held)
     }
 
     /// Bytes in live blocks of the memory.
+    #[must_use]
     pub fn allocated(&self) -> u64 {
         self.with(Arena::used)
     }

@@ -185,6 +185,7 @@ impl Budget {
     }
 
     /// The limit in bytes.
+    #[must_use]
     pub fn limit(&self) -> u64 {
         // Relaxed: a setting; nothing is concluded from when it is seen.
         self.of_either(|private| private.limit.load(Ordering::Relaxed), Tenancy::limit)
@@ -200,6 +201,7 @@ impl Budget {
 
     /// Bytes that the pools hold now; with a named budget, those of all processes that have not ended, and what is still in use of
     /// those that have. For that it asks the system about each process, some tenths of a microsecond.
+    #[must_use]
     pub fn held(&self) -> u64 {
         // Relaxed: a figure to read; nothing is concluded from it.
         self.of_either(|private| private.held.load(Ordering::Relaxed), Tenancy::held)
@@ -213,6 +215,7 @@ impl Budget {
     }
 
     /// The most that the pools of this process may hold: the limit, or the [claim](Self::set_claim) if that is lower.
+    #[must_use]
     pub fn most(&self) -> u64 {
         self.tenancy().map_or_else(|| self.limit(), Tenancy::most)
     }
@@ -262,6 +265,7 @@ impl Budget {
 
     /// The processes that have this budget, this one too, those that hold most first; none for a budget without a name. With them
     /// are those that ended while a child or another process has their memory: their program is `has ended`.
+    #[must_use]
     pub fn tenants(&self) -> Vec<Tenant> {
         self.tenancy().map_or_else(Vec::new, |tenancy| tenancy.tenants(true))
     }

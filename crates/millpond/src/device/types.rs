@@ -97,6 +97,7 @@ macro_rules! handle {
 
             /// The handle's number, as the driver takes it.
             #[inline]
+            #[must_use]
             pub const fn raw(self) -> u64 {
                 self.0
             }

@@ -224,6 +224,7 @@ impl Pool {
     }
 
     /// Whether the pool is [evicted](Self::evict).
+    #[must_use]
     pub fn is_evicted(&self) -> bool {
         self.inner().is_here() && self.inner().gate.is_evicted()
     }

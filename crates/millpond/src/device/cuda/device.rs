@@ -159,17 +159,20 @@ impl CudaDevice {
     }
 
     /// The GPU's number.
+    #[must_use]
     pub fn ordinal(&self) -> usize {
         self.properties.ordinal
     }
 
     /// The primary context (`CUcontext`), for those who call the driver themselves. Valid as long as the
     /// device.
+    #[must_use]
     pub fn raw_context(&self) -> CUcontext {
         self.context.raw()
     }
 
     /// The driver's handle of the GPU (`CUdevice`).
+    #[must_use]
     pub fn raw_device(&self) -> CUdevice {
         self.raw
     }
