@@ -25,7 +25,7 @@ macro_rules! suite {
         mod $module {
             use millpond_baselines::{NAMES, OF_RMM};
 
-            use crate::{cases, rig::{Machine, Rig}};
+            use super::{cases, rig::{Machine, Rig}};
 
             $(#[test]
             fn $case() {

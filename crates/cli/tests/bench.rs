@@ -1,13 +1,11 @@
 //! `millpond bench` as a user calls it.
 
-mod shared;
-
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-use shared::{command, read_json, stderr, stdout};
+use crate::shared::{command, read_json, stderr, stdout};
 
 fn bench(args: &[&str]) -> Output {
     let quick = ["bench", "--device", "sim", "--time", "1"];

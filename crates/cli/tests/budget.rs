@@ -1,14 +1,12 @@
 //! `millpond budget` shows budgets and who shares them, sets limits before anybody comes, and removes what nobody has.
 
-mod shared;
-
 use std::process::Output;
 
 use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::{Budget, Context, Pool};
 use serde_json::Value;
 
-use shared::{command, failure, keys, millpond, stdout};
+use crate::shared::{command, failure, keys, millpond, stdout};
 
 #[test]
 fn the_processes_of_a_budget_are_shown_and_its_limit_is_changed() {

@@ -1,14 +1,12 @@
 //! `millpond train --save`: a training that is killed goes on as if it had not been.
 
-mod shared;
-
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
 
-use shared::{command, millpond, read_json, stderr, stdout};
+use crate::shared::{command, millpond, read_json, stderr, stdout};
 
 /// A model whose epochs take some milliseconds.
 const SMALL: [&str; 8] = ["--device", "host", "--num-layers", "2", "--feat-dim", "32", "--batch-size", "100"];

@@ -1,13 +1,11 @@
 //! The `millpond` command as a user calls it.
 
-mod shared;
-
 use std::path::Path;
 use std::process::{Output, Stdio};
 
 use serde_json::Value;
 
-use shared::{command, failure, keys, millpond, read_json, stdout};
+use crate::shared::{command, failure, keys, millpond, read_json, stdout};
 
 /// A model that trains in a moment.
 const SMALL: [&str; 8] = ["--device", "host", "--num-layers", "1", "--feat-dim", "16", "--batch-size", "500"];

@@ -1,13 +1,11 @@
 //! Ctrl-C, as a signal to a real process: what is done is kept.
 
-mod shared;
-
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use shared::{command, read_json};
+use crate::shared::{command, read_json};
 
 /// A model whose epochs take milliseconds.
 const SMALL: [&str; 6] = ["--num-layers", "1", "--feat-dim", "16", "--batch-size", "500"];
@@ -74,7 +72,7 @@ fn ctrl_c_keeps_results_account_and_recording() {
         let svg = std::fs::read_to_string(at("logs/curves.svg")).unwrap();
         assert!(svg.trim_end().ends_with("</svg>"));
         assert!(error.contains(&format!(": {epochs} of 100,000 epochs")), "{error}");
-        let replayed = shared::millpond(&["replay", &record, "--allocator", "millpond"]);
+        let replayed = crate::shared::millpond(&["replay", &record, "--allocator", "millpond"]);
         assert!(replayed.status.success(), "{replayed:?}");
     }
 }
@@ -154,7 +152,7 @@ while :; do sleep 0.05; done
     until("PyTorch trains", || std::fs::read_to_string(&trains).is_ok_and(|text| text.ends_with('\n')));
     signal(&child, "TERM");
     let output = child.wait_with_output().unwrap();
-    let error = shared::stderr(&output);
+    let error = crate::shared::stderr(&output);
     assert_eq!(output.status.code(), Some(143), "{error}");
     assert!(error.ends_with("millpond: stopped by SIGTERM: 3 of 4 epochs are done\n"), "{error}");
     let process = std::fs::read_to_string(&trains).unwrap();

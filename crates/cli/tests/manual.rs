@@ -1,10 +1,8 @@
 //! Completions, manual pages, and how the command looks on a terminal.
 
-mod shared;
-
 use std::process::{Command, Stdio};
 
-use shared::{command, millpond, stderr, stdout};
+use crate::shared::{command, millpond, stderr, stdout};
 
 #[test]
 fn completions_name_commands_flags_and_values() {

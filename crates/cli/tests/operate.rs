@@ -4,9 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-mod shared;
-
-use shared::{command, stderr, stdout};
+use crate::shared::{command, stderr, stdout};
 
 fn recipes() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/operate").canonicalize().unwrap()

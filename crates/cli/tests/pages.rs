@@ -4,12 +4,10 @@
 //! They run in a folder with the files that the pages speak of, and a training is a small one. What takes long, needs a GPU or
 //! a network, is only read: its flags and values are those that the command knows.
 
-mod shared;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use shared::{command, stderr};
+use crate::shared::{command, stderr};
 
 /// Those whose shell blocks are tested here.
 const PAGES: [&str; 7] = [
@@ -160,8 +158,8 @@ fn the_settings_shown_are_the_defaults() {
 fn the_keys_shown_are_those_of_json() {
     let folder = folder();
     run("train --json run.json", folder.path());
-    let written = shared::read_json(&folder.path().join("run.json"));
+    let written = crate::shared::read_json(&folder.path().join("run.json"));
     let shown: serde_json::Value = serde_json::from_str(&block("docs/train.md", "json").join("\n")).unwrap();
-    assert_eq!(shared::keys(&written), shared::keys(&shown));
-    assert_eq!(shared::keys(&written["epochs"][0]), shared::keys(&shown["epochs"][0]));
+    assert_eq!(crate::shared::keys(&written), crate::shared::keys(&shown));
+    assert_eq!(crate::shared::keys(&written["epochs"][0]), crate::shared::keys(&shown["epochs"][0]));
 }

@@ -1,11 +1,9 @@
 //! `millpond plan` as a user calls it.
 
-mod shared;
-
 use std::path::Path;
 use std::process::Output;
 
-use shared::{command, read_json, stderr, stdout};
+use crate::shared::{command, read_json, stderr, stdout};
 
 const TRACES: [&str; 2] = ["gnn_stacks.pickle.gz", "pipeline_streams_stacks.pickle.gz"];
 

@@ -1,15 +1,13 @@
 //! `millpond predict` as a user calls it.
 
-mod shared;
-
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
+use crate::shared::{command, read_json, stderr, stdout};
 use millpond::{Context, Pool, record};
-use shared::{command, read_json, stderr, stdout};
 
 const MIB: u64 = 1 << 20;
 
@@ -315,7 +313,7 @@ fn what_comes_past_the_library_is_refused_by_the_system() {
 #[test]
 fn a_program_finds_a_card_that_does_nothing() {
     let Some(output) = predicted(ASKS, &["--ranks", "2", "--card", "A100"]) else { return };
-    let said = shared::failure(&output);
+    let said = crate::shared::failure(&output);
     // All calls succeed, but for the choice of a third card.
     assert!(said.contains("2 of A100: [0, 0, 0, 0, 0, 101, 0] True"), "{said}");
 }
@@ -346,7 +344,7 @@ with open(os.environ["MILLPOND_PREDICT"] + "/1.json", "w") as file:
 #[test]
 fn libraries_that_look_for_a_driver_have_workspaces_that_are_told() {
     let Some(output) = predicted(WORKSPACES, &[]) else { return };
-    let said = shared::failure(&output);
+    let said = crate::shared::failure(&output);
     let eigen = 4 * (1 + 6 * 100 + 2 * 100 * 100);
     let whole = 100 * 50 + 100 * 128;
     let found = format!(
@@ -418,7 +416,7 @@ fn what_cannot_be_predicted_says_why_in_one_line() {
     let refused = |program: &str, args: &[&str], status: i32, said: &str| {
         let Some(output) = predicted(program, args) else { return };
         assert_eq!(output.status.code(), Some(status), "{}", stderr(&output));
-        assert!(shared::failure(&output).contains(said), "{}", stderr(&output));
+        assert!(crate::shared::failure(&output).contains(said), "{}", stderr(&output));
     };
     refused(&answer("refused", "train.py:3: say --item"), &[], 2, "train.py:3: say --item");
     refused(&answer("failed", "ValueError: no"), &[], 1, "python3: ValueError: no; nothing is predicted");
@@ -590,7 +588,7 @@ fn a_prediction_writes_over_no_file_of_its_program() {
     let script = script.to_str().unwrap();
     for flag in ["--record", "--json"] {
         let Some(mut predict) = prediction(&[flag, script]) else { return };
-        let said = shared::failure(&predict.args(["python3", script]).output().unwrap());
+        let said = crate::shared::failure(&predict.args(["python3", script]).output().unwrap());
         assert_eq!(said, format!("{script}: is read; name another file"));
     }
     assert_eq!(std::fs::read_to_string(script).unwrap(), STAND_IN);
@@ -599,6 +597,6 @@ fn a_prediction_writes_over_no_file_of_its_program() {
 #[test]
 fn a_recording_that_cannot_be_written_is_refused_before_the_program_runs() {
     let Some(output) = predicted("print('ran')", &["--record", "/no/such/folder/a.pickle"]) else { return };
-    let said = shared::failure(&output);
+    let said = crate::shared::failure(&output);
     assert!(said.starts_with("/no/such/folder/a.pickle: cannot write it: "), "{said}");
 }

@@ -1,14 +1,12 @@
 //! `millpond probe` as a user calls it, on the CPU, and what `millpond replay` makes of its costs.
 
-mod shared;
-
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use shared::{command, failure, keys, millpond, read_json, stderr, stdout};
+use crate::shared::{command, failure, keys, millpond, read_json, stderr, stdout};
 
 const TRACE: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../replay/tests/data/pipeline_streams_stacks.pickle.gz");

@@ -1,7 +1,5 @@
 //! `millpond train` by several processes, with the environment that launchers give them: they train as one, and end as one.
 
-mod shared;
-
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -9,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use shared::{command, read_json, stderr, stdout};
+use crate::shared::{command, read_json, stderr, stdout};
 
 /// A model whose epochs take some milliseconds.
 const SMALL: [&str; 10] =

@@ -1,14 +1,12 @@
 //! `millpond replay` as a user calls it.
 
-mod shared;
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use millpond::{Context, HumanBytes, Pool, record};
 use serde_json::Value;
 
-use shared::{command, keys, millpond, read_json, stderr, stdout};
+use crate::shared::{command, keys, millpond, read_json, stderr, stdout};
 
 fn trace(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../replay/tests/data").join(name)

@@ -1,14 +1,12 @@
 //! `millpond run`, over the stand-in for the driver that the preloaded library is tested with.
 
-mod shared;
-
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
-use shared::{command, failure, read_json, stderr, stdout};
+use crate::shared::{command, failure, read_json, stderr, stdout};
 
 fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../run/tests/c").canonicalize().unwrap()

@@ -1,14 +1,12 @@
 //! What `millpond leaks`, `millpond diff` and a replay of several ranks say of recordings.
 
-mod shared;
-
 use std::path::{Path, PathBuf};
 
 use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::{Context, Pool, record};
 use serde_json::Value;
 
-use shared::{command, failure, millpond, read_json, stderr, stdout};
+use crate::shared::{command, failure, millpond, read_json, stderr, stdout};
 
 fn data(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../replay/tests/data").join(name);

@@ -1,9 +1,7 @@
 //! `millpond soak` as a user calls it.
 
-mod shared;
-
+use crate::shared::{command, millpond, stderr, stdout};
 use serde_json::Value;
-use shared::{command, millpond, stderr, stdout};
 
 #[test]
 fn a_short_soak_finds_nothing_and_says_what_it_did() {

@@ -1,7 +1,5 @@
 //! `millpond top` and `millpond metrics`, of a running program: this one.
 
-mod shared;
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
@@ -13,7 +11,7 @@ use millpond::record::{self, Tracking};
 use millpond::{Context, Pool, Stream};
 use serde_json::Value;
 
-use shared::{command, failure, keys, millpond, stdout};
+use crate::shared::{command, failure, keys, millpond, stdout};
 
 /// A pool that holds memory, 1000 bytes of it live.
 struct Held {
@@ -379,7 +377,7 @@ fn what_kills_a_job_is_counted_and_said_after_its_end() {
     let begin = |errors: u32| {
         let mut doomed = Command::new(std::env::current_exe().unwrap());
         doomed
-            .args(["doomed_program", "--exact", "--nocapture"])
+            .args(["top::doomed_program", "--exact", "--nocapture"])
             .env("MILLPOND_TEST_DOOMED", errors.to_string());
         doomed.env("MILLPOND_BUDGET_DIR", folder.path()).env("SLURM_JOB_ID", "17").env("RANK", "3");
         let mut doomed = doomed.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();

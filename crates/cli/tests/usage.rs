@@ -1,11 +1,9 @@
 //! Wrong usage: one line that names the flag, the file or the line, and exit status 2. Files that are not there or
 //! not what they should be: the same with exit status 1.
 
-mod shared;
-
 use std::path::Path;
 
-use shared::{command, millpond, stderr};
+use crate::shared::{command, millpond, stderr};
 
 /// What is called, the exit status, and what the line begins with.
 type Wrong<'a> = (&'a [&'a str], i32, &'a str);

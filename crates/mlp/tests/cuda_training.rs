@@ -1,6 +1,6 @@
 //! Training on a GPU: it computes what the host computes, and its gradients are those of its loss.
 //!
-//! On a machine with a GPU: `cargo test --release -p millpond-mlp --test cuda_training -- --ignored`, or
+//! On a machine with a GPU: `cargo test --release -p millpond-mlp --test integration cuda_training:: -- --ignored`, or
 //! `scripts/gpu-test cuda_training`.
 
 use std::sync::Arc;

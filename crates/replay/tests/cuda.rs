@@ -1,14 +1,12 @@
 //! Replays on a GPU: real memory, real streams, the driver's own counts.
 //!
-//! `cargo test --release -p millpond-replay --test cuda -- --ignored --test-threads 1`
-
-mod shared;
+//! `cargo test --release -p millpond-replay --test integration cuda:: -- --ignored --test-threads 1`
 
 use millpond::Context;
 use millpond::device::cuda::CudaDevice;
 use millpond_replay::replay::{FreeWhen, Program, UNLIMITED, on_device, on_sim};
 
-use shared::{GNN, PIPELINE, data, only};
+use crate::shared::{GNN, PIPELINE, data, only};
 
 #[test]
 #[ignore = "needs a CUDA GPU with 16 GiB free"]

@@ -1,7 +1,5 @@
 //! Dumps of pools that ran out of memory, read back as traces.
 
-mod shared;
-
 use std::path::Path;
 
 use millpond::device::sim::{SimDevice, SimOptions};
@@ -9,7 +7,7 @@ use millpond::record::Tracking;
 use millpond::{Context, Pool, record};
 use millpond_replay::trace::Trace;
 
-use shared::only;
+use crate::shared::only;
 
 const MIB: u64 = 1 << 20;
 

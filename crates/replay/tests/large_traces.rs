@@ -1,8 +1,6 @@
 //! Four whole jobs of `data/traces`, through the allocators.
 //!
-//! `cargo test --release -p millpond-replay --test large_traces -- --ignored` measures the loop.
-
-mod shared;
+//! `cargo test --release -p millpond-replay --test integration large_traces:: -- --ignored` measures the loop.
 
 use std::path::Path;
 
@@ -11,7 +9,7 @@ use millpond_replay::fit::Need;
 use millpond_replay::replay::{FreeWhen, Outcome, Program, UNLIMITED, on_sim};
 use millpond_replay::trace::Trace;
 
-use shared::only;
+use crate::shared::only;
 
 /// What one job really did, from the traces' own README: bytes.
 struct Job {

@@ -1,7 +1,5 @@
 //! Recordings of real pools, read back as traces; and what is said of those that are damaged.
 
-mod shared;
-
 use std::path::Path;
 use std::sync::mpsc;
 
@@ -15,7 +13,7 @@ use millpond_replay::read::{Limits, read, read_from};
 use millpond_replay::replay::{FreeWhen, Program};
 use millpond_replay::trace::{OpKind, Trace};
 
-use shared::only;
+use crate::shared::only;
 
 fn context() -> Context {
     Context::new(SimDevice::new(SimOptions::default()).unwrap())

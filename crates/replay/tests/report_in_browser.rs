@@ -3,7 +3,6 @@
 
 #[path = "shared/browser.rs"]
 mod browser;
-mod shared;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -18,7 +17,7 @@ use millpond_replay::report::{About, Section, write};
 use millpond_replay::trace::{Trace, TraceBuilder};
 use millpond_replay::verdict::{Judged, Verdict};
 
-use shared::{GNN, PIPELINE, data, only};
+use crate::shared::{GNN, PIPELINE, data, only};
 
 const ALLOCATORS: [&str; 3] = ["millpond", "caching", "expandable"];
 

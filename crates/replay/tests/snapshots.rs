@@ -1,12 +1,10 @@
 //! Reading real snapshots: what they say, and what is said of them when they are damaged.
 
-mod shared;
-
 use std::io::{Read, Write};
 
 use millpond_replay::read::{Limits, read, read_from};
 
-use shared::{GNN, PIPELINE, data, only};
+use crate::shared::{GNN, PIPELINE, data, only};
 
 fn plain(name: &str) -> Vec<u8> {
     let mut bytes = Vec::new();

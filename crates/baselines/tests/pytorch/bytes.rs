@@ -6,7 +6,7 @@ use millpond::device::host::{HostDevice, HostOptions};
 use millpond::{Context, Stream};
 use millpond_baselines::{NAMES, by_name};
 
-use crate::events::{self, Event};
+use super::events::{self, Event};
 
 /// Bytes looked at on each side of a block.
 const EDGE: u64 = 4096;

@@ -9,7 +9,7 @@ use millpond::device::{DeviceError, DevicePtr};
 use millpond::{Context, Error, Stream};
 use millpond_baselines::{Allocator, Caching, CachingOptions};
 
-use crate::events::{self, Event};
+use super::events::{self, Event};
 
 const MIB: u64 = 1 << 20;
 

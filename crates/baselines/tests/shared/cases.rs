@@ -6,7 +6,7 @@ use millpond::device::DevicePtr;
 use millpond::{Error, Stream};
 use millpond_baselines::{Driver, StreamOrdered};
 
-use crate::rig::{Rig, error_of};
+use super::rig::{Rig, error_of};
 
 const MIB: u64 = 1 << 20;
 

@@ -1,7 +1,4 @@
 //! What the tests of the command share: running it, and what it said.
-// Each program of tests uses a part.
-#![allow(dead_code)]
-
 use std::path::Path;
 use std::process::{Command, Output};
 

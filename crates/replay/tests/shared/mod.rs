@@ -1,7 +1,4 @@
 //! What these tests share: recorded jobs, and how they are read.
-// Each program of tests uses a part.
-#![allow(dead_code)]
-
 use std::path::{Path, PathBuf};
 
 use millpond_replay::read::{Limits, read};
