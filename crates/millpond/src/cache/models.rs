@@ -4,7 +4,7 @@
 //! **What is real** is the lock. **What is modelled**: the kernel's barrier in all threads is a `SeqCst` fence on
 //! either side (`sync`). That has the same effect, by other means. Magazines are a stack of block numbers and its
 //! stream's serial number. Their cells notice when two threads reach them at once. A block's entry in the arena's table
-//! has its state and its tick, with the orderings of `extents/page_map.rs`. The pool's lock is loom's. **Not
+//! has its state and its tick, with the orderings of `extents/map/page_map.rs`. The pool's lock is loom's. **Not
 //! modelled**: tallies (`totals_models` has them); grants; several streams, but in the models at the end.
 //! An owner comes in by the stream's entry, of which there is only one, or, `WITHOUT_ENTRY`, without.
 

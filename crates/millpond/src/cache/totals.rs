@@ -15,7 +15,7 @@
 //! - Where one thread alone allocates and frees, its ceilings are its own peaks: R is P.
 //!
 //! **Strays.** A stray is the second copy of a block that two threads freed at once: it was counted as a free, too. Whichever
-//! thread finds one drops it, and notes that here. See `extents/page_map.rs`.
+//! thread finds one drops it, and notes that here. See `extents/map/page_map.rs`.
 //!
 //! In throughput mode, slacks are wider, and a thread raises its ceilings by a little more than it needs.
 

@@ -1,12 +1,12 @@
 //! One allocation and one free, composed of the steps that other files do.
 
 use super::arena::Arena;
-use super::block_descriptor::{BlockDescriptor, MOST_UNITS, Place};
 use super::coalescing;
 use super::commit::Commit;
-use super::extent::{ExtentId, ExtentState};
-use super::layout::Zone;
-use super::page_map::DescriptorRef;
+use super::map::block_descriptor::{BlockDescriptor, MOST_UNITS, Place};
+use super::map::extent::{ExtentId, ExtentState};
+use super::map::layout::Zone;
+use super::map::page_map::DescriptorRef;
 use super::planning::Planner;
 use super::search::{Effort, Found, Request, Search, find};
 use super::segments;

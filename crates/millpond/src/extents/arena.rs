@@ -4,14 +4,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::block_descriptor::BlockDescriptor;
-use super::extent::{ExtentId, ExtentState};
-use super::extent_map::ExtentMap;
-use super::layout::{Layout, Zone};
+use super::map::block_descriptor::BlockDescriptor;
+use super::map::extent::{ExtentId, ExtentState};
+use super::map::extent_map::ExtentMap;
+use super::map::layout::{Layout, Zone};
+use super::map::page_map::PageMap;
+use super::map::ranges::{Owner, Ranges};
+use super::map::regions::Regions;
 use super::old_mappings::OldMappings;
-use super::page_map::PageMap;
-use super::ranges::{Owner, Ranges};
-use super::regions::Regions;
 use super::reuse_rules::ReuseRules;
 use crate::device::{DevicePtr, DeviceResult, PeerSet};
 use crate::order::{ReusePolicies, Timelines};

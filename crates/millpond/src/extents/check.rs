@@ -1,8 +1,8 @@
 //! The arena's invariants as a recount. Property tests call it after every step.
 
 use super::arena::Arena;
-use super::extent::{Extent, ExtentId, ExtentState};
-use super::extent_map::ExtentMap;
+use super::map::extent::{Extent, ExtentId, ExtentState};
+use super::map::extent_map::ExtentMap;
 use crate::physical::ParkedCursor;
 
 /// Fails with a sentence unless `holds`.

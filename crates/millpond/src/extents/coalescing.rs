@@ -5,7 +5,7 @@
 //! frees while it is captured: nobody else can use that before the capture ends, nor what it was joined with.
 
 use super::arena::Arena;
-use super::extent::{Extent, ExtentId, ExtentState};
+use super::map::extent::{Extent, ExtentId, ExtentState};
 use crate::order::Fence;
 
 /// Puts an extent that has just become free on its list, joined with neighbours that are free behind the same

@@ -2,7 +2,7 @@
 //! what lies where, which cannot fail, since the host's memory for it was ensured before.
 
 use super::arena::Arena;
-use super::extent::ExtentState;
+use super::map::extent::ExtentState;
 use super::placement::Placement;
 use super::plan::{Plan, Step};
 use super::search::{Found, Request};

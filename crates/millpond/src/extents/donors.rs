@@ -1,7 +1,7 @@
 //! Where pages come from that lie in free extents: they move to another address, or back to one that they had.
 
 use super::arena::Arena;
-use super::extent::ExtentId;
+use super::map::extent::ExtentId;
 use super::search::Request;
 use crate::physical::{Home, PageId};
 use crate::policy::donating::are_enough;

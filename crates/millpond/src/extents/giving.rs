@@ -1,7 +1,7 @@
 //! Pages of free memory that another pool gets, while work may still use them here.
 
 use super::arena::Arena;
-use super::extent::{ExtentId, ExtentState};
+use super::map::extent::{ExtentId, ExtentState};
 use crate::device::DeviceResult;
 use crate::order::Fence;
 use crate::physical::{PageId, Passing, passing};

@@ -13,8 +13,8 @@
 //! a large page. Physical pages pass freely between the zones.
 //!
 //! **The objects**, from the ground up. A file uses only files that come before it:
-//! - `extent_map`: all extents, the `index` of holes, and the `regions` of addresses, with the pages that back
-//!   them. An `extent_list` links the free ones, and others. Its `page_map` leads from an address to its block, of which `block_descriptor` says what is known. It knows nothing
+//! - `map/`: all extents in its `extent_map`, the `index` of holes, and the `regions` of addresses, with the pages that back
+//!   them. Its `page_map` leads from an address to its block, of which `block_descriptor` says what is known. It knows nothing
 //!   of time.
 //! - `reuse_rules`: which free memory a stream may use, and when. `old_mappings`: which page backed which address before.
 //! - `arena`: holds all of these and the pages. It says what there is, and moves pages. What follows works on an arena.
@@ -48,34 +48,24 @@
 
 mod allocation;
 mod arena;
-mod atomics;
-mod block_descriptor;
 mod check;
 mod coalescing;
 mod commit;
 mod donors;
-mod extent;
-mod extent_list;
-mod extent_map;
 mod giving;
-mod index;
-mod layout;
+mod map;
 #[cfg(all(test, loom))]
 mod models;
 mod old_mappings;
-mod page_map;
 mod placement;
 mod plan;
 #[cfg(test)]
 mod plan_tests;
 mod planning;
-mod ranges;
-mod regions;
 mod reuse_rules;
 mod search;
 mod segments;
 mod shorten;
-mod sparse;
 #[cfg(test)]
 mod tests;
 mod trim;
@@ -84,13 +74,11 @@ pub(crate) use allocation::Allocation;
 #[cfg(test)]
 pub(crate) use arena::LOOKS;
 pub(crate) use arena::{Arena, PageAtHome, Pointer};
-pub(crate) use block_descriptor::{BlockDescriptor, MOST_UNITS, Place, Plain};
 pub(crate) use check::check;
-pub(crate) use extent::ExtentId;
 pub(crate) use giving::{Receiver, give_free};
-pub(crate) use layout::Layout;
-pub(crate) use page_map::{DescriptorRef, PageMap};
-pub(crate) use ranges::{Owner, Ranges};
+pub(crate) use map::{
+    BlockDescriptor, DescriptorRef, ExtentId, Layout, MOST_UNITS, Owner, PageMap, Place, Plain, Ranges,
+};
 pub(crate) use search::Effort;
 pub(crate) use segments::{Gone, Leaving, settle, take_leaving};
 pub(crate) use shorten::shorten;

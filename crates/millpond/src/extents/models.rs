@@ -1,7 +1,7 @@
 //! Models of block descriptors: loom tries every order in which threads may read and write one, and every value that a
 //! load may see. `scripts/check-concurrency loom` runs them.
 //!
-//! **What is real** is `block_descriptor.rs`, which is compiled here once more, with loom's atomics. **What is modelled**: a
+//! **What is real** is `map/block_descriptor.rs`, which is compiled here once more, with loom's atomics. **What is modelled**: a
 //! pointer reaches another thread without any ordering, as a program may pass it on.
 
 use loom::sync::Arc;
@@ -9,15 +9,15 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 
 use self::block_descriptor::{BlockDescriptor, Place};
-use super::extent;
-use super::extent::ExtentId;
+use super::map::extent;
+use super::map::extent::ExtentId;
 use crate::device::DevicePtr;
 
 mod atomics {
     pub(super) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 }
 
-#[path = "block_descriptor.rs"]
+#[path = "map/block_descriptor.rs"]
 #[expect(dead_code, reason = "models use a part of it")]
 mod block_descriptor;
 

@@ -10,9 +10,9 @@
 //! What a graph was captured with stays, whatever moves: at each replay its work uses the addresses that it was given, in the
 //! order of the capture. So where captures allocate, all old mappings *stay*, until [`OldMappings::let_go`].
 
-use super::extent::{ExtentId, ExtentState};
-use super::extent_list::ExtentList;
-use super::extent_map::ExtentMap;
+use super::map::extent::{ExtentId, ExtentState};
+use super::map::extent_list::ExtentList;
+use super::map::extent_map::ExtentMap;
 use super::reuse_rules::ReuseRules;
 use crate::device::DevicePtr;
 use crate::log::log;

@@ -2,9 +2,9 @@
 
 use super::arena::Arena;
 use super::donors::{DonorPage, Donors};
-use super::extent::{ExtentId, ExtentState};
-use super::extent_map::ExtentMap;
-use super::index::Hole;
+use super::map::extent::{ExtentId, ExtentState};
+use super::map::extent_map::ExtentMap;
+use super::map::index::Hole;
 use super::search::Request;
 use crate::order::ReadinessQuery;
 use crate::physical::IdleMapping;

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use super::arena::Arena;
-use super::extent::ExtentId;
-use super::extent_map::ExtentMap;
+use super::map::extent::ExtentId;
+use super::map::extent_map::ExtentMap;
 use super::placement::Placement;
 use super::search::Request;
 use crate::order::Fence;

@@ -5,11 +5,11 @@
 
 use super::arena::Arena;
 use super::coalescing;
-use super::extent::ExtentId;
-use super::extent::ExtentState;
-use super::extent_map::ExtentMap;
-use super::index::Hole;
-use super::layout::Zone;
+use super::map::extent::ExtentId;
+use super::map::extent::ExtentState;
+use super::map::extent_map::ExtentMap;
+use super::map::index::Hole;
+use super::map::layout::Zone;
 use crate::order::{Fence, Stream};
 use crate::physical::Refusal;
 use crate::policy::fit::{CANDIDATES, MOST_EXTENTS, misfit};

@@ -11,8 +11,8 @@
 use std::sync::Arc;
 
 use super::arena::Arena;
-use super::extent::{ExtentId, ExtentState};
-use super::layout::Zone;
+use super::map::extent::{ExtentId, ExtentState};
+use super::map::layout::Zone;
 use super::search::{Found, Request};
 use crate::device::{Device, DevicePtr, DeviceResult};
 use crate::physical::{PageId, Refusal};

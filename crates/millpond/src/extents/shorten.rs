@@ -5,7 +5,7 @@
 //! then; nobody waits for it.
 
 use super::arena::Arena;
-use super::layout::Zone;
+use super::map::layout::Zone;
 use super::trim::{Fate, trim_extent};
 use crate::log::log;
 use crate::policy::ledger::Ledger;

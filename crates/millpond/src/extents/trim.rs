@@ -2,8 +2,8 @@
 
 use super::arena::Arena;
 use super::coalescing::join_complete;
-use super::extent::{Extent, ExtentId, ExtentState};
-use super::extent_map::ExtentMap;
+use super::map::extent::{Extent, ExtentId, ExtentState};
+use super::map::extent_map::ExtentMap;
 use super::segments;
 use crate::device::DeviceError;
 use crate::order::Fence;

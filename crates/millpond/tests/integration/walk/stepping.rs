@@ -72,8 +72,9 @@ fn functions_of(file: &Path) -> Vec<(String, RangeInclusive<usize>)> {
     let indent = |line: &str| line.len() - line.trim_start().len();
     let heads = lines.iter().enumerate().filter_map(|(first, head)| {
         let (before, name) = head.split_once("fn ")?;
-        let words = ["pub", "pub(super)", "pub(crate)", "const", "unsafe", "extern", "\"C\""];
-        before.split_whitespace().all(|word| words.contains(&word)).then_some(())?;
+        let words = ["pub", "pub(super)", "pub(crate)", "pub(in", "const", "unsafe", "extern", "\"C\""];
+        let is_head = |word: &str| words.contains(&word) || word.starts_with("crate::");
+        before.split_whitespace().all(is_head).then_some(())?;
         let end = (first..lines.len())
             .find(|at| indent(lines[*at]) == indent(head) && lines[*at].ends_with('}'))?;
         let begin = (first..end).find(|at| lines[*at].ends_with('{'))?;

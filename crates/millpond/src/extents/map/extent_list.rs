@@ -5,27 +5,30 @@ use super::extent::{ExtentId, Extents, Link};
 
 /// Extents in the order in which they were added. Each is on one list at most.
 #[derive(Debug, Default)]
-pub(super) struct ExtentList {
+pub(in crate::extents) struct ExtentList {
     /// The first and the last.
     ends: Link,
     len: usize,
 }
 
 impl ExtentList {
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::extents) fn len(&self) -> usize {
         self.len
     }
 
-    pub(super) fn first(&self) -> Option<ExtentId> {
+    pub(in crate::extents) fn first(&self) -> Option<ExtentId> {
         self.ends.next
     }
 
-    pub(super) fn iter<'a>(&self, extents: &'a Extents) -> impl Iterator<Item = ExtentId> + use<'a> {
+    pub(in crate::extents) fn iter<'a>(
+        &self,
+        extents: &'a Extents,
+    ) -> impl Iterator<Item = ExtentId> + use<'a> {
         std::iter::successors(self.ends.next, |id| extents[*id].link.next)
     }
 
     /// Adds an extent, which is on no list, as the last.
-    pub(super) fn push(&mut self, extents: &mut Extents, id: ExtentId) {
+    pub(in crate::extents) fn push(&mut self, extents: &mut Extents, id: ExtentId) {
         let last = self.ends.prev.replace(id);
         extents[id].link = Link { prev: last, next: None };
         *self.behind(extents, last) = Some(id);
@@ -33,7 +36,7 @@ impl ExtentList {
     }
 
     /// Takes out an extent that is on this list.
-    pub(super) fn remove(&mut self, extents: &mut Extents, id: ExtentId) {
+    pub(in crate::extents) fn remove(&mut self, extents: &mut Extents, id: ExtentId) {
         let Link { prev, next } = std::mem::take(&mut extents[id].link);
         debug_assert!(prev.is_some() || self.ends.next == Some(id), "{id:?} is on another list");
         *self.behind(extents, prev) = next;

@@ -21,11 +21,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 ///
 /// # Safety
 /// It is made of atomics only, and zeros are a value.
-pub(super) unsafe trait Blank {}
+pub(in crate::extents) unsafe trait Blank {}
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct Sparse<T> {
+pub(in crate::extents) struct Sparse<T> {
     memory: Memory,
     len: usize,
     /// How many may be written, from the first on. Written under the pool's lock.
@@ -40,7 +40,7 @@ unsafe impl<T: Blank> Sync for Sparse<T> {}
 
 impl<T: Blank> Sparse<T> {
     /// So many elements, at least one, all zeros. `None` where the process has not enough addresses left.
-    pub(super) fn new(len: usize) -> Option<Self> {
+    pub(in crate::extents) fn new(len: usize) -> Option<Self> {
         const { assert!(align_of::<T>() <= 64) };
         let memory = Memory::reserve(len.checked_mul(size_of::<T>())?)?;
         Some(Self { memory, len, backed: AtomicUsize::new(0), elements: PhantomData })
@@ -48,19 +48,19 @@ impl<T: Blank> Sparse<T> {
 
     /// The first element.
     #[inline]
-    pub(super) fn first(&self) -> NonNull<T> {
+    pub(in crate::extents) fn first(&self) -> NonNull<T> {
         self.memory.start.cast()
     }
 
     #[inline]
-    pub(super) fn get(&self, at: usize) -> Option<&T> {
+    pub(in crate::extents) fn get(&self, at: usize) -> Option<&T> {
         // SAFETY: there are so many, which stay as long as the array, and zeros are a value.
         (at < self.len).then(|| unsafe { self.first().add(at).as_ref() })
     }
 
     /// Lets the elements below `end` be written; `false` where the host has no memory for them, or there are fewer. Under the
     /// pool's lock.
-    pub(super) fn back(&self, end: usize) -> bool {
+    pub(in crate::extents) fn back(&self, end: usize) -> bool {
         // Relaxed, here and below: written and read under the lock.
         let backed = self.backed.load(Ordering::Relaxed);
         let is_backed = end <= backed
@@ -73,14 +73,14 @@ impl<T: Blank> Sparse<T> {
 
     /// Gives back the host's memory of the elements from `start` on, which nobody needs. Those on pages of their own read as
     /// zeros again, if the system can do that. Under the pool's lock.
-    pub(super) fn let_go(&self, start: usize) {
+    pub(in crate::extents) fn let_go(&self, start: usize) {
         self.memory.let_go(start * size_of::<T>());
     }
 }
 
 /// A list in such an array: it grows without being copied, so that no request waits for that.
 #[derive(Debug)]
-pub(super) struct Records<T> {
+pub(in crate::extents) struct Records<T> {
     memory: Memory,
     len: usize,
     /// How many have memory.
@@ -94,25 +94,25 @@ unsafe impl<T: Send> Send for Records<T> {}
 
 impl<T> Records<T> {
     /// Room for so many, at least one. `None` where the process has not enough addresses left.
-    pub(super) fn new(most: usize) -> Option<Self> {
+    pub(in crate::extents) fn new(most: usize) -> Option<Self> {
         const { assert!(align_of::<T>() <= 64 && size_of::<T>() > 0) };
         let memory = Memory::reserve(most.checked_mul(size_of::<T>())?)?;
         Some(Self { memory, len: 0, backed: 0, most, records: PhantomData })
     }
 
     /// How many there can be.
-    pub(super) fn most(&self) -> usize {
+    pub(in crate::extents) fn most(&self) -> usize {
         self.most
     }
 
     /// How many there can be without more memory of the host's.
     #[inline]
-    pub(super) fn backed(&self) -> usize {
+    pub(in crate::extents) fn backed(&self) -> usize {
         self.backed
     }
 
     /// Reserves the host's memory for records below `end`, in steps that grow; `false` where it is refused, or there can be fewer.
-    pub(super) fn back(&mut self, end: usize) -> bool {
+    pub(in crate::extents) fn back(&mut self, end: usize) -> bool {
         if end > self.backed && end <= self.most {
             let ample = end.max(self.backed + self.backed / 4).min(self.most);
             let is_backed = |end| self.memory.back(self.backed * size_of::<T>()..end * size_of::<T>());
@@ -122,7 +122,7 @@ impl<T> Records<T> {
     }
 
     /// Adds one, for which there is memory.
-    pub(super) fn push(&mut self, record: T) {
+    pub(in crate::extents) fn push(&mut self, record: T) {
         assert!(self.len < self.backed, "a record has memory before it is added");
         // SAFETY: the place has memory, and nothing is there.
         unsafe { self.memory.start.cast::<T>().add(self.len).write(record) };
@@ -130,7 +130,7 @@ impl<T> Records<T> {
     }
 
     /// Forgets those from `len` on, and gives their memory back.
-    pub(super) fn truncate(&mut self, len: usize) {
+    pub(in crate::extents) fn truncate(&mut self, len: usize) {
         while self.len > len {
             self.len -= 1;
             // SAFETY: it was pushed, and is not reached any more.
@@ -182,8 +182,8 @@ mod mapped {
     use crate::log::log;
 
     #[derive(Debug)]
-    pub(super) struct Memory {
-        pub(super) start: NonNull<u8>,
+    pub(in crate::extents) struct Memory {
+        pub(in crate::extents) start: NonNull<u8>,
         bytes: usize,
         /// Whether all of it can be written, and counts only where it is.
         is_writable: bool,
@@ -208,7 +208,7 @@ mod mapped {
     }
 
     impl Memory {
-        pub(super) fn reserve(bytes: usize) -> Option<Self> {
+        pub(in crate::extents) fn reserve(bytes: usize) -> Option<Self> {
             let bytes = bytes.checked_next_multiple_of(page_size())?;
             let map = |access, flags| {
                 // SAFETY: a new mapping, at an address that the system chooses, touches nothing that exists.
@@ -230,7 +230,7 @@ mod mapped {
         }
 
         /// Makes the pages of a range writable; `false` where the system has no memory to promise for them.
-        pub(super) fn back(&self, Range { start, end }: Range<usize>) -> bool {
+        pub(in crate::extents) fn back(&self, Range { start, end }: Range<usize>) -> bool {
             if self.is_writable {
                 return true;
             }
@@ -242,11 +242,11 @@ mod mapped {
         }
 
         #[cfg(not(target_os = "linux"))]
-        pub(super) fn let_go(&self, _: usize) {}
+        pub(in crate::extents) fn let_go(&self, _: usize) {}
 
         /// Gives the memory of whole pages from `start` on back to the system: they read as zeros.
         #[cfg(target_os = "linux")]
-        pub(super) fn let_go(&self, start: usize) {
+        pub(in crate::extents) fn let_go(&self, start: usize) {
             let start = start.next_multiple_of(page_size());
             if start < self.bytes {
                 // SAFETY: within what was asked for.
@@ -280,24 +280,24 @@ mod allocated {
     use std::ptr::NonNull;
 
     #[derive(Debug)]
-    pub(super) struct Memory {
-        pub(super) start: NonNull<u8>,
+    pub(in crate::extents) struct Memory {
+        pub(in crate::extents) start: NonNull<u8>,
         layout: Layout,
     }
 
     impl Memory {
-        pub(super) fn reserve(bytes: usize) -> Option<Self> {
+        pub(in crate::extents) fn reserve(bytes: usize) -> Option<Self> {
             let layout = Layout::from_size_align(bytes, 64).ok()?;
             // SAFETY: never of no bytes, since an array has elements.
             let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
             Some(Self { start, layout })
         }
 
-        pub(super) fn back(&self, _: std::ops::Range<usize>) -> bool {
+        pub(in crate::extents) fn back(&self, _: std::ops::Range<usize>) -> bool {
             true
         }
 
-        pub(super) fn let_go(&self, _: usize) {}
+        pub(in crate::extents) fn let_go(&self, _: usize) {}
     }
 
     impl Drop for Memory {

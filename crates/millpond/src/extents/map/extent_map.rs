@@ -22,23 +22,23 @@ const ROOM: usize = 4;
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct ExtentMap {
-    pub(super) layout: Layout,
-    pub(super) regions: Regions,
+pub(in crate::extents) struct ExtentMap {
+    pub(in crate::extents) layout: Layout,
+    pub(in crate::extents) regions: Regions,
     /// The descriptors of allocated blocks, by id and by address.
-    pub(super) page_map: Arc<PageMap>,
-    pub(super) extents: Extents,
-    pub(super) index: HoleIndex,
+    pub(in crate::extents) page_map: Arc<PageMap>,
+    pub(in crate::extents) extents: Extents,
+    pub(in crate::extents) index: HoleIndex,
     /// The free extents that have a whole base page, and the others.
     free: [ExtentList; 2],
     /// The segments that leave, and that nobody has taken yet to give them back.
-    pub(super) leaving: ExtentList,
+    pub(in crate::extents) leaving: ExtentList,
     /// Whether there may be free neighbours that were not joined.
-    pub(super) has_unmerged: bool,
+    pub(in crate::extents) has_unmerged: bool,
     /// Counts frees, to tell old free extents from young ones.
-    pub(super) frees: u64,
+    pub(in crate::extents) frees: u64,
     /// Allocated blocks.
-    pub(super) blocks: u64,
+    pub(in crate::extents) blocks: u64,
 }
 
 impl Index<ExtentId> for ExtentMap {
@@ -50,7 +50,7 @@ impl Index<ExtentId> for ExtentMap {
 }
 
 impl ExtentMap {
-    pub(super) fn new(layout: Layout, regions: Regions) -> Self {
+    pub(in crate::extents) fn new(layout: Layout, regions: Regions) -> Self {
         Self {
             layout,
             regions,
@@ -71,7 +71,7 @@ impl ExtentMap {
     /// changes. Their fences are of at most so many streams. That is extents, and a descriptor for each. And the place in the
     /// index that an earlier free was refused.
     #[inline]
-    pub(super) fn make_room(&mut self, cuts: usize, streams: usize) -> DeviceResult<()> {
+    pub(in crate::extents) fn make_room(&mut self, cuts: usize, streams: usize) -> DeviceResult<()> {
         let more = cuts + ROOM;
         // Nearly always.
         if self.extents.has_room(more, streams) && !self.index.lacks() {
@@ -104,13 +104,13 @@ impl ExtentMap {
     }
 
     /// Refuses a request if the host refused memory for it.
-    pub(super) fn ensure(&self, has_memory: bool) -> DeviceResult<()> {
+    pub(in crate::extents) fn ensure(&self, has_memory: bool) -> DeviceResult<()> {
         let bytes = self.extents.host_bytes();
         if has_memory { Ok(()) } else { Err(DeviceError::HostMemory { what: "a list of blocks", bytes }) }
     }
 
     /// Gives back the host's memory for extents and blocks behind the last that is in use, where that is much of it.
-    pub(super) fn shrink(&mut self) {
+    pub(in crate::extents) fn shrink(&mut self) {
         if let Some(used) = self.extents.shrink() {
             self.page_map.shrink(used);
         }
@@ -119,7 +119,7 @@ impl ExtentMap {
     // ---- regions ---------------------------------------------------------------------------------
 
     /// Enters a region with one extent, for which there is [room](Regions::make_room_for_one). Returns that.
-    pub(super) fn enter_region(
+    pub(in crate::extents) fn enter_region(
         &mut self,
         (base, bytes): (DevicePtr, u64),
         zone: Zone,
@@ -134,7 +134,7 @@ impl ExtentMap {
     }
 
     /// Publishes a region that is one extent, free or unmapped, and enters it into what is looked through.
-    pub(super) fn publish_region(&mut self, head: ExtentId) {
+    pub(in crate::extents) fn publish_region(&mut self, head: ExtentId) {
         let Extent { region, zone, units, .. } = self.extents[head];
         self.regions.publish(region);
         self.index.insert(zone, Hole::new(region, (0, units), None));
@@ -143,7 +143,7 @@ impl ExtentMap {
 
     /// Undoes [`publish_region`](Self::publish_region), before the addresses go: another pool may get them at once. Returns what the
     /// region is.
-    pub(super) fn withdraw_region(&mut self, region: u32) -> ExtentId {
+    pub(in crate::extents) fn withdraw_region(&mut self, region: u32) -> ExtentId {
         let head = self.regions.get(region).head;
         let Extent { zone, units, .. } = self.extents[head];
         self.unlist(head);
@@ -153,7 +153,7 @@ impl ExtentMap {
     }
 
     /// Forgets a region that was [withdrawn](Self::withdraw_region).
-    pub(super) fn forget_region(&mut self, head: ExtentId) {
+    pub(in crate::extents) fn forget_region(&mut self, head: ExtentId) {
         self.regions.forget(self.extents[head].region);
         self.extents.remove_alone(head);
     }
@@ -162,16 +162,19 @@ impl ExtentMap {
 
     /// Whether the id names an extent in this state now.
     #[inline]
-    pub(super) fn is(&self, id: ExtentId, state: ExtentState) -> bool {
+    pub(in crate::extents) fn is(&self, id: ExtentId, state: ExtentState) -> bool {
         self.extents[id].state == state
     }
 
-    pub(super) fn in_state(&self, state: ExtentState) -> impl Iterator<Item = (ExtentId, &Extent)> {
+    pub(in crate::extents) fn in_state(
+        &self,
+        state: ExtentState,
+    ) -> impl Iterator<Item = (ExtentId, &Extent)> {
         self.extents.iter().filter(move |(_, extent)| extent.state == state)
     }
 
     /// The fence of all these extents; without host memory, of the first of them. Callers ask again for each extent.
-    pub(super) fn fence_of(&self, ids: impl IntoIterator<Item = ExtentId>) -> Fence {
+    pub(in crate::extents) fn fence_of(&self, ids: impl IntoIterator<Item = ExtentId>) -> Fence {
         let mut all = Fence::empty();
         let mut last = None;
         for id in ids {
@@ -186,30 +189,30 @@ impl ExtentMap {
 
     // ---- geometry --------------------------------------------------------------------------------
 
-    pub(super) fn address_of(&self, id: ExtentId) -> DevicePtr {
+    pub(in crate::extents) fn address_of(&self, id: ExtentId) -> DevicePtr {
         let extent = &self.extents[id];
         self.regions.address(extent.region, extent.start, &self.layout)
     }
 
     /// Length of an extent in bytes.
-    pub(super) fn bytes(&self, id: ExtentId) -> u64 {
+    pub(in crate::extents) fn bytes(&self, id: ExtentId) -> u64 {
         self.extents[id].units * self.layout.unit_bytes
     }
 
     /// Where a base page of a region lies.
-    pub(super) fn address_of_base_page(&self, region: u32, base_page: u64) -> DevicePtr {
+    pub(in crate::extents) fn address_of_base_page(&self, region: u32, base_page: u64) -> DevicePtr {
         self.regions.address(region, base_page << self.layout.base_page_shift, &self.layout)
     }
 
     /// The base pages that lie wholly in an extent: the first, and the first behind them.
-    pub(super) fn base_pages_within(&self, id: ExtentId) -> (u64, u64) {
+    pub(in crate::extents) fn base_pages_within(&self, id: ExtentId) -> (u64, u64) {
         let extent = &self.extents[id];
         (self.layout.base_pages_for(extent.start), self.layout.base_page_of(extent.end()))
     }
 
     /// The first unit of the region from `unit` on whose address is a multiple of `align` bytes.
     #[inline]
-    pub(super) fn align_up(&self, region: u32, unit: u64, align: u64) -> u64 {
+    pub(in crate::extents) fn align_up(&self, region: u32, unit: u64, align: u64) -> u64 {
         if align <= self.layout.unit_bytes {
             return unit;
         }
@@ -219,13 +222,13 @@ impl ExtentMap {
     }
 
     /// The last such unit up to `unit`, if there is one.
-    pub(super) fn align_down(&self, region: u32, unit: u64, align: u64) -> Option<u64> {
+    pub(in crate::extents) fn align_down(&self, region: u32, unit: u64, align: u64) -> Option<u64> {
         let up = self.align_up(region, unit, align);
         if up == unit { Some(unit) } else { up.checked_sub(align >> self.layout.unit_shift) }
     }
 
     /// The piece that holds the unit, of an extent that was cut up and is linked from `first` on.
-    pub(super) fn piece_at(&self, first: ExtentId, unit: u64) -> ExtentId {
+    pub(in crate::extents) fn piece_at(&self, first: ExtentId, unit: u64) -> ExtentId {
         let mut at = first;
         while self.extents[at].end() <= unit {
             at = self.extents[at].next.expect("the pieces of an extent cover what it covered");
@@ -234,12 +237,12 @@ impl ExtentMap {
     }
 
     /// The extent of a region that holds the unit.
-    pub(super) fn extent_at(&self, region: u32, unit: u64) -> ExtentId {
+    pub(in crate::extents) fn extent_at(&self, region: u32, unit: u64) -> ExtentId {
         self.piece_at(self.regions.get(region).head, unit)
     }
 
     /// The extents from `first` on that begin before unit `end`.
-    pub(super) fn until(&self, first: ExtentId, end: u64) -> impl Iterator<Item = ExtentId> {
+    pub(in crate::extents) fn until(&self, first: ExtentId, end: u64) -> impl Iterator<Item = ExtentId> {
         std::iter::successors(Some(first), |id| self.extents[*id].next)
             .take_while(move |id| self.extents[*id].start < end)
     }
@@ -248,7 +251,7 @@ impl ExtentMap {
 
     /// Puts a free extent on its list.
     #[inline]
-    pub(super) fn list(&mut self, id: ExtentId) {
+    pub(in crate::extents) fn list(&mut self, id: ExtentId) {
         if self.is(id, ExtentState::Free) {
             self.free[self.list_of(id)].push(&mut self.extents, id);
         }
@@ -256,7 +259,7 @@ impl ExtentMap {
 
     /// Takes a free extent off its list.
     #[inline]
-    pub(super) fn unlist(&mut self, id: ExtentId) {
+    pub(in crate::extents) fn unlist(&mut self, id: ExtentId) {
         if self.is(id, ExtentState::Free) {
             self.free[self.list_of(id)].remove(&mut self.extents, id);
         }
@@ -269,7 +272,7 @@ impl ExtentMap {
     }
 
     /// Cuts a range out of a free or unmapped extent, to be on no list; what is left on either side stays as it was.
-    pub(super) fn cut(&mut self, id: ExtentId, (start, end): (u64, u64)) -> ExtentId {
+    pub(in crate::extents) fn cut(&mut self, id: ExtentId, (start, end): (u64, u64)) -> ExtentId {
         self.unlist(id);
         let mut cut = id;
         if self.extents[id].start < start {
@@ -284,7 +287,12 @@ impl ExtentMap {
     }
 
     /// Joins the free and the entered extents from the one at `start` to `end` behind one fence.
-    pub(super) fn join_free(&mut self, first: ExtentId, (start, end): (u64, u64), fence: Fence) -> ExtentId {
+    pub(in crate::extents) fn join_free(
+        &mut self,
+        first: ExtentId,
+        (start, end): (u64, u64),
+        fence: Fence,
+    ) -> ExtentId {
         let take = |map: &mut Self, id| {
             map.unlist(id);
             map.extents[id].fence = Fence::empty();
@@ -307,7 +315,12 @@ impl ExtentMap {
     // ---- blocks ----------------------------------------------------------------------------------
 
     /// Cuts `units` at `at` out of a free extent, and allocates them. What is left stays free.
-    pub(super) fn allocate(&mut self, id: ExtentId, at: u64, units: u64) -> (DevicePtr, DescriptorRef) {
+    pub(in crate::extents) fn allocate(
+        &mut self,
+        id: ExtentId,
+        at: u64,
+        units: u64,
+    ) -> (DevicePtr, DescriptorRef) {
         self.blocks += 1;
         let around = self.blocks_around(id);
         let extent = &mut self.extents[id];
@@ -338,7 +351,7 @@ impl ExtentMap {
     }
 
     /// Takes back an allocated block: it is free behind the fence, and on no list.
-    pub(super) fn close(&mut self, id: ExtentId, fence: Fence) {
+    pub(in crate::extents) fn close(&mut self, id: ExtentId, fence: Fence) {
         self.frees += 1;
         self.blocks -= 1;
         self.join_holes(id);
@@ -351,7 +364,7 @@ impl ExtentMap {
 
     /// The first extent of a hole.
     #[inline]
-    pub(super) fn first_of(&self, hole: &Hole) -> ExtentId {
+    pub(in crate::extents) fn first_of(&self, hole: &Hole) -> ExtentId {
         let behind = hole.before.map(|before| self.extents[before].next);
         behind.map_or_else(
             || self.regions.get(hole.place().0).head,
@@ -415,7 +428,7 @@ impl ExtentMap {
     }
 
     /// All holes, by recount.
-    pub(super) fn holes(&self) -> impl Iterator<Item = (Zone, Hole)> {
+    pub(in crate::extents) fn holes(&self) -> impl Iterator<Item = (Zone, Hole)> {
         self.regions.iter().flat_map(move |(id, region)| {
             let zone = self.extents[region.head].zone;
             let first = Link { prev: None, next: region.first_block };
@@ -431,7 +444,7 @@ impl ExtentMap {
     /// Enters into the index the holes for which the host had no memory; `false` where it still has none. Called between
     /// requests.
     #[cold]
-    pub(super) fn complete_index(&mut self) -> bool {
+    pub(in crate::extents) fn complete_index(&mut self) -> bool {
         if !self.index.lacks() {
             return true;
         }
@@ -444,17 +457,20 @@ impl ExtentMap {
     // ---- free extents ----------------------------------------------------------------------------
 
     /// The free extents.
-    pub(super) fn free(&self) -> impl Iterator<Item = ExtentId> + use<'_> {
+    pub(in crate::extents) fn free(&self) -> impl Iterator<Item = ExtentId> + use<'_> {
         self.free.iter().flat_map(|list| list.iter(&self.extents))
     }
 
     /// Those that have a whole base page.
-    pub(super) fn free_with_page(&self) -> impl Iterator<Item = ExtentId> + use<'_> {
+    pub(in crate::extents) fn free_with_page(&self) -> impl Iterator<Item = ExtentId> + use<'_> {
         self.free[0].iter(&self.extents)
     }
 
     /// A list of free extents; or the host refuses it.
-    pub(super) fn list_of_free(&self, free: impl Iterator<Item = ExtentId>) -> DeviceResult<Vec<ExtentId>> {
+    pub(in crate::extents) fn list_of_free(
+        &self,
+        free: impl Iterator<Item = ExtentId>,
+    ) -> DeviceResult<Vec<ExtentId>> {
         let mut list = Vec::new();
         self.ensure(list.try_reserve_exact(self.free.iter().map(ExtentList::len).sum()).is_ok())?;
         list.extend(free);
@@ -462,7 +478,7 @@ impl ExtentMap {
     }
 
     /// Changes the fences of all free extents.
-    pub(super) fn change_fences(&mut self, mut change: impl FnMut(&mut Fence)) {
+    pub(in crate::extents) fn change_fences(&mut self, mut change: impl FnMut(&mut Fence)) {
         let Self { free, extents, .. } = self;
         for list in free {
             let mut next = list.first();
@@ -473,20 +489,20 @@ impl ExtentMap {
         }
     }
 
-    pub(super) fn has_free_neighbour(&self, id: ExtentId) -> bool {
+    pub(in crate::extents) fn has_free_neighbour(&self, id: ExtentId) -> bool {
         let Extent { prev, next, .. } = self.extents[id];
         [prev, next].into_iter().flatten().any(|other| self.is(other, ExtentState::Free))
     }
 
     /// Remembers that a free extent may have a free neighbour.
-    pub(super) fn note_if_unmerged(&mut self, id: ExtentId) {
+    pub(in crate::extents) fn note_if_unmerged(&mut self, id: ExtentId) {
         self.has_unmerged |= self.has_free_neighbour(id);
     }
 
     // ---- unmapped extents ------------------------------------------------------------------------
 
     /// The base pages of an extent without blocks that a window covers, also in part.
-    pub(super) fn base_pages_in(&self, id: ExtentId, window: (u64, u64)) -> (u64, u64) {
+    pub(in crate::extents) fn base_pages_in(&self, id: ExtentId, window: (u64, u64)) -> (u64, u64) {
         let extent = &self.extents[id];
         (
             self.layout.base_page_of(extent.start.max(window.0)),
@@ -496,7 +512,7 @@ impl ExtentMap {
 
     /// Makes an extent that is on no list unmapped, and joins it with the unmapped ones beside it. Returns the id that keeps the
     /// whole.
-    pub(super) fn make_unmapped(&mut self, id: ExtentId) -> ExtentId {
+    pub(in crate::extents) fn make_unmapped(&mut self, id: ExtentId) -> ExtentId {
         let extent = &mut self.extents[id];
         (extent.state, extent.fence) = (ExtentState::Unmapped, Fence::empty());
         let mut id = id;
@@ -511,7 +527,7 @@ impl ExtentMap {
     // ---- mapping ---------------------------------------------------------------------------------
 
     /// Notes that an extent on no list is backed. It stays on none until it is [joined](Self::join_free).
-    pub(super) fn enter(&mut self, id: ExtentId) {
+    pub(in crate::extents) fn enter(&mut self, id: ExtentId) {
         let extent = &mut self.extents[id];
         (extent.state, extent.fence, extent.freed) = (ExtentState::Entered, Fence::empty(), self.frees);
     }

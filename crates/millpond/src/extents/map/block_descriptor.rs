@@ -43,7 +43,7 @@ pub(crate) struct Plain<'a> {
 
 /// Where an allocated block is that is not live.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place(pub(super) u64);
+pub(crate) struct Place(pub(in crate::extents) u64);
 
 impl Place {
     /// Between two places, in the depot, or in the hands of whoever has the pool's lock.
@@ -70,7 +70,7 @@ impl BlockDescriptor {
 
     /// That of no block, of a model's atomics.
     #[cfg(loom)]
-    pub(super) fn modelled() -> Self {
+    pub(in crate::extents) fn modelled() -> Self {
         Self {
             key: AtomicU64::new(0),
             requested: AtomicU64::new(0),
@@ -84,7 +84,7 @@ impl BlockDescriptor {
     }
 
     /// A block leaves the arena, and is nobody's for now.
-    pub(super) fn open(&self, ptr: DevicePtr, id: ExtentId, bytes: u64, class: u32) {
+    pub(in crate::extents) fn open(&self, ptr: DevicePtr, id: ExtentId, bytes: u64, class: u32) {
         debug_assert!(ptr.raw() < ADDRESSES_END, "a device has no such address");
         // Relaxed, here and where nothing else is said. A reader to whom the descriptor matters got the block's address
         // from a thread that wrote it, or holds the pool's lock. For other addresses (a double free, a foreign pointer)
@@ -98,7 +98,7 @@ impl BlockDescriptor {
     }
 
     /// The block is the arena's again.
-    pub(super) fn close(&self) {
+    pub(in crate::extents) fn close(&self) {
         self.start.store(0, Ordering::Relaxed);
         self.key.store(0, Ordering::Relaxed);
     }
@@ -161,7 +161,7 @@ impl BlockDescriptor {
     }
 
     /// Notes that other streams use the live block; `false` where it is not live.
-    pub(super) fn note_uses(&self) -> bool {
+    pub(in crate::extents) fn note_uses(&self) -> bool {
         let live = self.start.load(Ordering::Relaxed);
         // A read-modify-write: another thread may free the block meanwhile, which would be a mistake. Where it is not
         // live, or noted already, nothing is to be done.
@@ -179,7 +179,7 @@ impl BlockDescriptor {
     }
 
     #[inline]
-    pub(super) fn starts_at(&self, ptr: DevicePtr) -> bool {
+    pub(in crate::extents) fn starts_at(&self, ptr: DevicePtr) -> bool {
         self.ptr() == ptr
     }
 
@@ -203,7 +203,7 @@ impl BlockDescriptor {
 
     /// The block, if it is live, without recorded uses, of this class, and starts at `ptr`.
     #[inline(always)]
-    pub(super) fn plain(&self, ptr: DevicePtr, class: u32) -> Option<Plain<'_>> {
+    pub(in crate::extents) fn plain(&self, ptr: DevicePtr, class: u32) -> Option<Plain<'_>> {
         let bytes = self.bytes_of_live();
         (self.is_plain(ptr) && self.class() == class).then_some(Plain { descriptor: self, class, bytes })
     }
@@ -228,11 +228,11 @@ impl BlockDescriptor {
     }
 
     #[inline]
-    pub(super) fn next(&self) -> u32 {
+    pub(in crate::extents) fn next(&self) -> u32 {
         self.next.load(Ordering::Relaxed)
     }
 
-    pub(super) fn set_next(&self, number: u32) {
+    pub(in crate::extents) fn set_next(&self, number: u32) {
         self.next.store(number, Ordering::Relaxed);
     }
 

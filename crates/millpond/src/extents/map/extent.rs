@@ -11,11 +11,11 @@ use crate::system::host_memory::shrink;
 
 /// Names an extent of one arena. Recycled when the extent is joined with another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct ExtentId(pub(super) u32);
+pub(crate) struct ExtentId(pub(in crate::extents) u32);
 
 /// What an extent is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ExtentState {
+pub(in crate::extents) enum ExtentState {
     /// Live, or in a magazine; the block descriptor says which.
     Allocated,
     /// Backed by pages; its fence says who may use it.
@@ -32,7 +32,7 @@ pub(super) enum ExtentState {
     Dormant(PageId),
     /// A dormant mapping whose work is complete, so that it may be removed. Its fence is empty.
     Idle(IdleMapping),
-    /// A segment that leaves ([`segments`](super::segments)), and all of its region. In no index.
+    /// A segment that leaves ([`segments`](super::super::segments)), and all of its region. In no index.
     Leaving(PageId),
     /// The record is unused.
     Unused,
@@ -42,49 +42,49 @@ pub(super) enum ExtentState {
 /// several, scattered ones.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(super) struct Extent {
-    pub(super) state: ExtentState,
-    pub(super) region: u32,
-    pub(super) zone: Zone,
+pub(in crate::extents) struct Extent {
+    pub(in crate::extents) state: ExtentState,
+    pub(in crate::extents) region: u32,
+    pub(in crate::extents) zone: Zone,
     /// First unit, counted from the region's start.
-    pub(super) start: u64,
+    pub(in crate::extents) start: u64,
     /// Length in units, never 0.
-    pub(super) units: u64,
-    pub(super) prev: Option<ExtentId>,
-    pub(super) next: Option<ExtentId>,
+    pub(in crate::extents) units: u64,
+    pub(in crate::extents) prev: Option<ExtentId>,
+    pub(in crate::extents) next: Option<ExtentId>,
     /// Free extents: the count of frees when the youngest part of it was freed.
-    pub(super) freed: u64,
+    pub(in crate::extents) freed: u64,
     /// Free extents, and old mappings: the work to wait for. Allocated blocks: the streams of recorded uses.
-    pub(super) fence: Fence,
+    pub(in crate::extents) fence: Fence,
     /// Old mappings and free extents: the neighbours on their list. Blocks: those before and behind in their region.
-    pub(super) link: Link,
+    pub(in crate::extents) link: Link,
 }
 
 /// The extents before and behind one on a list, or the blocks before and behind one in a region.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Link {
-    pub(super) prev: Option<ExtentId>,
-    pub(super) next: Option<ExtentId>,
+pub(in crate::extents) struct Link {
+    pub(in crate::extents) prev: Option<ExtentId>,
+    pub(in crate::extents) next: Option<ExtentId>,
 }
 
 const _: () = assert!(size_of::<Extent>() == 128, "an extent has two cache lines");
 
 impl Extent {
     /// The one extent of a new region.
-    pub(super) fn whole(region: u32, zone: Zone, units: u64, state: ExtentState) -> Self {
+    pub(in crate::extents) fn whole(region: u32, zone: Zone, units: u64, state: ExtentState) -> Self {
         let (fence, link) = (Fence::empty(), Link::default());
         Self { state, zone, region, start: 0, units, prev: None, next: None, freed: 0, fence, link }
     }
 
     #[inline]
-    pub(super) fn end(&self) -> u64 {
+    pub(in crate::extents) fn end(&self) -> u64 {
         self.start + self.units
     }
 }
 
 /// Why there are no more extents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum NoRoom {
+pub(in crate::extents) enum NoRoom {
     /// The host refuses memory, or has no addresses left.
     HostMemory,
     /// There are as many as there can be.
@@ -95,7 +95,7 @@ const IN_USE: &str = "an id in use names a record";
 
 /// All extents of one arena.
 #[derive(Debug, Default)]
-pub(super) struct Extents {
+pub(in crate::extents) struct Extents {
     /// Once there are any.
     records: Option<Records<Extent>>,
     vacant: Vec<ExtentId>,
@@ -105,25 +105,25 @@ pub(super) struct Extents {
 
 impl Extents {
     /// Enters an extent.
-    pub(super) fn add(&mut self, extent: Extent) -> ExtentId {
+    pub(in crate::extents) fn add(&mut self, extent: Extent) -> ExtentId {
         let id = self.vacant_record();
         self[id] = extent;
         id
     }
 
     /// Whether there is a list for them. It has to be [given](Self::begin).
-    pub(super) fn has_begun(&self) -> bool {
+    pub(in crate::extents) fn has_begun(&self) -> bool {
         self.records.is_some()
     }
 
     /// Where they will be.
-    pub(super) fn begin(&mut self, records: Records<Extent>) {
+    pub(in crate::extents) fn begin(&mut self, records: Records<Extent>) {
         self.records = Some(records);
     }
 
     /// Whether so many more extents, with fences of so many streams, take no memory of the host's.
     #[inline]
-    pub(super) fn has_room(&self, more: usize, streams: usize) -> bool {
+    pub(in crate::extents) fn has_room(&self, more: usize, streams: usize) -> bool {
         let unwritten = self.records.as_ref().map_or(0, |records| records.backed() - records.len());
         self.vacant.len() + unwritten >= more && !Fence::would_be_long(streams)
     }
@@ -131,7 +131,7 @@ impl Extents {
     /// Reserves the host's memory for so many more, and for joining any of them. `describe` does so for what belongs to all with
     /// ids below a bound.
     #[cold]
-    pub(super) fn make_room(
+    pub(in crate::extents) fn make_room(
         &mut self,
         more: usize,
         streams: usize,
@@ -173,7 +173,7 @@ impl Extents {
 
     /// Gives back the host's memory behind the last record in use, where that is at least half of it. Returns what ids stay below
     /// then. Most calls look at no record: so many must have become vacant since the last look in vain.
-    pub(super) fn shrink(&mut self) -> Option<usize> {
+    pub(in crate::extents) fn shrink(&mut self) -> Option<usize> {
         let records = self.records.as_mut()?;
         if self.vacant.len() < self.look_from.max(records.len() / 2) {
             return None;
@@ -193,7 +193,7 @@ impl Extents {
     }
 
     /// Bytes of the host's that those below the last take.
-    pub(super) fn host_bytes(&self) -> u64 {
+    pub(in crate::extents) fn host_bytes(&self) -> u64 {
         self.records.as_ref().map_or(0, |records| size_of_val(&records[..]) as u64)
     }
 
@@ -222,7 +222,7 @@ impl Extents {
 
     /// Cuts an extent in two at unit `at`, which lies inside it. The id keeps the left part; the right part,
     /// with the same state and fence, is returned. Indexes are the caller's.
-    pub(super) fn split(&mut self, id: ExtentId, at: u64) -> ExtentId {
+    pub(in crate::extents) fn split(&mut self, id: ExtentId, at: u64) -> ExtentId {
         let new = self.vacant_record();
         let [left, right] = self.both(id, new);
         debug_assert!(left.start < at && at < left.end());
@@ -241,7 +241,7 @@ impl Extents {
     }
 
     /// Reserves the host's memory to [join](Self::join) the fences of two extents; `false` where it is refused.
-    pub(super) fn make_room_to_join(&mut self, a: ExtentId, b: ExtentId) -> bool {
+    pub(in crate::extents) fn make_room_to_join(&mut self, a: ExtentId, b: ExtentId) -> bool {
         let [a, b] = self.both(a, b);
         // As `join` does: of two that are as long, the left one keeps its fence.
         let (left, right) = if a.start < b.start { (a, b) } else { (b, a) };
@@ -251,7 +251,7 @@ impl Extents {
 
     /// Joins two neighbours, in either order; the fences are joined too. Returns the id that keeps the whole;
     /// the other is vacant. Indexes are the caller's.
-    pub(super) fn join(&mut self, a: ExtentId, b: ExtentId) -> ExtentId {
+    pub(in crate::extents) fn join(&mut self, a: ExtentId, b: ExtentId) -> ExtentId {
         let (left, right) = if self[a].start < self[b].start { (a, b) } else { (b, a) };
         debug_assert_eq!(self[left].next, Some(right));
         let [kept, gone] = self.both(left, right);
@@ -273,7 +273,7 @@ impl Extents {
     }
 
     /// Removes an extent that is its region's only one.
-    pub(super) fn remove_alone(&mut self, id: ExtentId) {
+    pub(in crate::extents) fn remove_alone(&mut self, id: ExtentId) {
         let gone = &mut self[id];
         debug_assert!(gone.prev.is_none() && gone.next.is_none());
         gone.state = ExtentState::Unused;
@@ -282,7 +282,7 @@ impl Extents {
     }
 
     /// Every extent that is in use.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (ExtentId, &Extent)> {
+    pub(in crate::extents) fn iter(&self) -> impl Iterator<Item = (ExtentId, &Extent)> {
         self.records
             .iter()
             .flat_map(|records| records.iter())

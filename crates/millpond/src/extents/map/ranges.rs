@@ -15,12 +15,12 @@ pub(crate) struct Owner {
 
 /// The addresses of one region.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Range {
-    pub(super) base: DevicePtr,
-    pub(super) bytes: u64,
-    pub(super) owner: Owner,
+pub(in crate::extents) struct Range {
+    pub(in crate::extents) base: DevicePtr,
+    pub(in crate::extents) bytes: u64,
+    pub(in crate::extents) owner: Owner,
     /// Its owner's name of it.
-    pub(super) region: u32,
+    pub(in crate::extents) region: u32,
 }
 
 /// See the [module](self). A list in the order of the addresses, since a tree cannot say that the host has no memory for one
@@ -34,7 +34,7 @@ impl Ranges {
         self.find(ptr).map(|range| range.owner)
     }
 
-    pub(super) fn find(&self, ptr: DevicePtr) -> Option<Range> {
+    pub(in crate::extents) fn find(&self, ptr: DevicePtr) -> Option<Range> {
         let ranges = self.0.read();
         let behind = ranges.partition_point(|range| range.base <= ptr);
         let range = ranges[behind.checked_sub(1)?];
@@ -43,18 +43,18 @@ impl Ranges {
 
     /// Sees to it that one more takes no memory of the host's; `false` where it is refused. Other pools may enter theirs
     /// first.
-    pub(super) fn make_room(&self) -> bool {
+    pub(in crate::extents) fn make_room(&self) -> bool {
         self.0.write().try_reserve(1).is_ok()
     }
 
-    pub(super) fn enter(&self, range: Range) {
+    pub(in crate::extents) fn enter(&self, range: Range) {
         let mut ranges = self.0.write();
         let at = ranges.partition_point(|other| other.base < range.base);
         ranges.insert(at, range);
     }
 
     /// Takes those out of which `goes` says so.
-    pub(super) fn leave(&self, goes: impl Fn(&Range) -> bool) {
+    pub(in crate::extents) fn leave(&self, goes: impl Fn(&Range) -> bool) {
         self.0.write().retain(|range| !goes(range));
     }
 }

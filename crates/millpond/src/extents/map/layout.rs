@@ -24,11 +24,11 @@ pub(crate) struct Layout {
     /// Base pages in the shortest page that a long block gets, where it has room.
     pub(crate) least_page: u32,
     /// What decides how many old mappings stay, and whether pages are exchanged.
-    pub(super) policy: Policy,
+    pub(in crate::extents) policy: Policy,
     /// Binary logarithms of a unit's bytes and of a base page's units. Every search converts lengths: a shift costs
     /// much less than a division, and a stored one less than a computed one.
-    pub(super) unit_shift: u32,
-    pub(super) base_page_shift: u32,
+    pub(in crate::extents) unit_shift: u32,
+    pub(in crate::extents) base_page_shift: u32,
 }
 
 impl Layout {
@@ -50,21 +50,21 @@ impl Layout {
     }
 
     /// The units in a range of base pages: the first, and the first behind them.
-    pub(super) fn units_of(&self, (first, end): (u64, u64)) -> (u64, u64) {
+    pub(in crate::extents) fn units_of(&self, (first, end): (u64, u64)) -> (u64, u64) {
         (first << self.base_page_shift, end << self.base_page_shift)
     }
 
     /// The base page that holds a unit.
-    pub(super) fn base_page_of(&self, unit: u64) -> u64 {
+    pub(in crate::extents) fn base_page_of(&self, unit: u64) -> u64 {
         unit >> self.base_page_shift
     }
 
     /// Base pages that so many units need; also the first base page that starts at or behind a unit.
-    pub(super) fn base_pages_for(&self, units: u64) -> u64 {
+    pub(in crate::extents) fn base_pages_for(&self, units: u64) -> u64 {
         (units + self.units_per_base_page() - 1) >> self.base_page_shift
     }
 
-    pub(super) fn zone_of(&self, units: u64) -> Zone {
+    pub(in crate::extents) fn zone_of(&self, units: u64) -> Zone {
         if units * self.unit_bytes < EXACT_FROM { Zone::Small } else { Zone::Large }
     }
 }

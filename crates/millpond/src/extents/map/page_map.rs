@@ -268,7 +268,7 @@ impl Tables {
 impl PageMap {
     /// Reserves the tables, and room for as many records as there can be blocks. `None` where the process has no addresses for
     /// them.
-    pub(super) fn begin<R>(&self) -> Option<Records<R>> {
+    pub(in crate::extents) fn begin<R>(&self) -> Option<Records<R>> {
         let (tables, records) = Tables::new()?;
         _ = self.0.set(tables);
         Some(records)
@@ -276,12 +276,12 @@ impl PageMap {
 
     /// Sees to it that blocks with ids below `end` can be allocated; `false` where the host has no memory, or no addresses, for
     /// them. Under the pool's lock, like all that changes.
-    pub(super) fn back(&self, end: usize) -> bool {
+    pub(in crate::extents) fn back(&self, end: usize) -> bool {
         self.0.get().is_some_and(|tables| tables.descriptors.back(end + 1) && tables.chains.back(2))
     }
 
     /// Gives back what is too much for the blocks that there are. They have ids below `end`.
-    pub(super) fn shrink(&self, end: usize) {
+    pub(in crate::extents) fn shrink(&self, end: usize) {
         let Some(tables) = self.0.get() else { return };
         let wanted = chains_for(tables.growth.blocks.load(Ordering::Relaxed) as usize);
         while tables.chains() as usize > wanted {
@@ -292,7 +292,13 @@ impl PageMap {
     }
 
     /// Allocates the block, for whose id there is [memory](Self::back).
-    pub(super) fn open(&self, ptr: DevicePtr, id: ExtentId, bytes: u64, class: u32) -> DescriptorRef {
+    pub(in crate::extents) fn open(
+        &self,
+        ptr: DevicePtr,
+        id: ExtentId,
+        bytes: u64,
+        class: u32,
+    ) -> DescriptorRef {
         let tables = self.0.get().expect("descriptors are backed before a block gets an id");
         let number = id.0 + 1;
         let descriptor = tables.descriptor(number);
@@ -305,7 +311,7 @@ impl PageMap {
     }
 
     /// Takes back the allocated block with this id.
-    pub(super) fn close(&self, id: ExtentId) {
+    pub(in crate::extents) fn close(&self, id: ExtentId) {
         let Some(tables) = self.0.get() else { return };
         let (number, gone) = (id.0 + 1, tables.descriptor(id.0 + 1));
         let chain = tables.number_of(gone.ptr());
@@ -318,7 +324,7 @@ impl PageMap {
     }
 
     /// The descriptor of the allocated block with this id.
-    pub(super) fn of_block(&self, id: ExtentId) -> Option<&BlockDescriptor> {
+    pub(in crate::extents) fn of_block(&self, id: ExtentId) -> Option<&BlockDescriptor> {
         let descriptor = self.0.get()?.descriptors.get(id.0 as usize + 1)?;
         (!descriptor.ptr().is_null()).then_some(descriptor)
     }

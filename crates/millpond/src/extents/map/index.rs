@@ -16,33 +16,33 @@ type Key = (u64, u64);
 const START_BITS: u32 = 40;
 
 /// Whether the bits left can name a region. One is as long as all device memory, or a segment.
-pub(super) fn is_region(id: u32) -> bool {
+pub(in crate::extents) fn is_region(id: u32) -> bool {
     id >> (u64::BITS - START_BITS) == 0
 }
 
 /// A hole: where it lies, and the block before it, unless it begins its region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Hole {
+pub(in crate::extents) struct Hole {
     key: Key,
-    pub(super) before: Option<ExtentId>,
+    pub(in crate::extents) before: Option<ExtentId>,
 }
 
 impl Hole {
     /// Of a region, from one unit to another, behind a block.
     #[inline]
-    pub(super) fn new(region: u32, (start, end): (u64, u64), before: Option<ExtentId>) -> Self {
+    pub(in crate::extents) fn new(region: u32, (start, end): (u64, u64), before: Option<ExtentId>) -> Self {
         debug_assert!(start >> START_BITS == 0 && is_region(region) && start <= end);
         Self { key: (end - start, u64::from(region) << START_BITS | start), before }
     }
 
     #[inline]
-    pub(super) fn units(&self) -> u64 {
+    pub(in crate::extents) fn units(&self) -> u64 {
         self.key.0
     }
 
     /// Its region and first unit.
     #[inline]
-    pub(super) fn place(&self) -> (u32, u64) {
+    pub(in crate::extents) fn place(&self) -> (u32, u64) {
         let place = self.key.1;
         ((place >> START_BITS) as u32, place & ((1 << START_BITS) - 1))
     }
@@ -67,7 +67,7 @@ fn place_of(runs: &[Vec<Hole>], key: Key) -> (usize, usize) {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct HoleIndex {
+pub(in crate::extents) struct HoleIndex {
     /// By zone, at least one. None is empty if there are several.
     runs: [Vec<Vec<Hole>>; 2],
     /// Whether holes may be missing, since the host refused memory: a free must not fail.
@@ -82,10 +82,10 @@ impl Default for HoleIndex {
 
 impl HoleIndex {
     /// What stands in for an index that is taken out. It takes no memory, and nothing is looked for in it.
-    pub(super) const TAKEN: Self = Self { runs: [const { Vec::new() }; 2], lacks: true };
+    pub(in crate::extents) const TAKEN: Self = Self { runs: [const { Vec::new() }; 2], lacks: true };
 
     /// Inserts a hole, unless it is empty. Where the host has no memory for it, the index [lacks](Self::lacks) it from then on.
-    pub(super) fn insert(&mut self, zone: Zone, hole: Hole) {
+    pub(in crate::extents) fn insert(&mut self, zone: Zone, hole: Hole) {
         if hole.units() == 0 {
             return;
         }
@@ -108,7 +108,7 @@ impl HoleIndex {
     }
 
     /// Removes a hole, unless it is empty.
-    pub(super) fn remove(&mut self, zone: Zone, hole: Hole) {
+    pub(in crate::extents) fn remove(&mut self, zone: Zone, hole: Hole) {
         if hole.units() == 0 {
             return;
         }
@@ -128,7 +128,7 @@ impl HoleIndex {
     /// Removes a hole and inserts another, either of which may be empty. Most are about as long: then what lies between them moves by
     /// one place, and not all that is behind each.
     #[inline]
-    pub(super) fn replace(&mut self, zone: Zone, old: Hole, new: Hole) {
+    pub(in crate::extents) fn replace(&mut self, zone: Zone, old: Hole, new: Hole) {
         if old.units() > 0 && new.units() > 0 {
             let runs = &mut self.runs[zone as usize];
             let ((number, from), (same, to)) = (place_of(runs, old.key), place_of(runs, new.key));
@@ -150,13 +150,13 @@ impl HoleIndex {
 
     /// Whether some holes may be missing.
     #[inline]
-    pub(super) fn lacks(&self) -> bool {
+    pub(in crate::extents) fn lacks(&self) -> bool {
         self.lacks
     }
 
     /// Inserts every hole that is missing of all there are, since the host refused memory. `false` where it still does.
     #[cold]
-    pub(super) fn complete(&mut self, all: impl Iterator<Item = (Zone, Hole)>) -> bool {
+    pub(in crate::extents) fn complete(&mut self, all: impl Iterator<Item = (Zone, Hole)>) -> bool {
         self.lacks = false;
         for (zone, hole) in all {
             if !self.contains(zone, hole) {
@@ -168,18 +168,22 @@ impl HoleIndex {
 
     /// Holes of at least `units`, the best fit first.
     #[inline(always)]
-    pub(super) fn at_least(&self, zone: Zone, units: u64) -> impl DoubleEndedIterator<Item = &Hole> {
+    pub(in crate::extents) fn at_least(
+        &self,
+        zone: Zone,
+        units: u64,
+    ) -> impl DoubleEndedIterator<Item = &Hole> {
         let runs = &self.runs[zone as usize];
         let (number, at) = place_of(runs, (units, 0));
         runs[number][at..].iter().chain(runs[number + 1..].iter().flatten())
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::extents) fn len(&self) -> usize {
         self.runs.iter().flatten().map(Vec::len).sum()
     }
 
     /// Whether the hole is in it, as it is now.
-    pub(super) fn contains(&self, zone: Zone, hole: Hole) -> bool {
+    pub(in crate::extents) fn contains(&self, zone: Zone, hole: Hole) -> bool {
         let runs = &self.runs[zone as usize];
         let (number, at) = place_of(runs, hole.key);
         hole.units() == 0 || runs[number].get(at) == Some(&hole)

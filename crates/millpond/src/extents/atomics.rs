@@ -1,3 +1,0 @@
-//! Atomics of the machine. Models have those of loom in their place.
-
-pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
