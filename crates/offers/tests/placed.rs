@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use millpond::device::DevicePtr;
 use millpond::device::sim::{Call, SimDevice, SimOptions};
@@ -62,6 +63,21 @@ impl Bench {
         true
     }
 
+    /// Trims until the pool has so much allocated, and holds so much. The thread that answered has a block a moment longer than who
+    /// opened it.
+    fn until_left(&self, allocated: u64, reserved: u64) {
+        let began = Instant::now();
+        loop {
+            self.pool.trim_to(0).unwrap();
+            let left = (self.pool.allocated().current, self.pool.reserved().current);
+            if left == (allocated, reserved) {
+                return;
+            }
+            assert!(began.elapsed() < Duration::from_secs(60), "{left:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// As PyTorch frees what it offered.
     fn free(&self, ptr: DevicePtr) {
         withdraw(ptr.raw());
@@ -93,8 +109,7 @@ fn passes(bench: &Bench, bytes: u64, pages: u64) {
     let unmapped = bench.sim.calls()[Call::Unmap] - mapped[Call::Unmap];
     assert_eq!(unmapped, pages);
     offers.into_iter().for_each(|(ptr, _)| bench.free(ptr));
-    bench.pool.trim_to(0).unwrap();
-    assert_eq!((bench.pool.allocated().current, bench.pool.reserved().current), (0, 0));
+    bench.until_left(0, 0);
 }
 
 #[test]
@@ -117,11 +132,9 @@ fn a_page_stays_as_long_as_any_block_on_it_is_open() {
     assert!(!bench.close(first));
     // All are freed, and the page is kept by what its first block is shared by.
     offers.iter().for_each(|(ptr, _)| bench.free(*ptr));
-    bench.pool.trim_to(0).unwrap();
-    assert_eq!((bench.pool.allocated().current, bench.pool.reserved().current), (4096, 2 * MIB));
+    bench.until_left(4096, 2 * MIB);
     assert!(!bench.close(second) && bench.close(third));
-    bench.pool.trim_to(0).unwrap();
-    assert_eq!((bench.pool.allocated().current, bench.pool.reserved().current), (0, 0));
+    bench.until_left(0, 0);
 }
 
 #[test]
@@ -147,8 +160,8 @@ fn a_block_on_several_pages_holds_and_is_held_by_no_other() {
     assert_eq!(bench.counts()[0], 2);
     assert!(bench.close(opened[0]));
     bench.free(offers[0].0);
-    bench.pool.trim_to(0).unwrap();
-    assert_eq!(bench.pool.allocated().current, 3 * MIB, "the second alone");
+    // The second alone.
+    bench.until_left(3 * MIB, 4 * MIB);
     assert!(bench.close(opened[1]));
     bench.free(offers[1].0);
 }
