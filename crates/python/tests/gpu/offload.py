@@ -218,12 +218,12 @@ def gpt() -> None:
         possible = max(forward, out) + max(backward, back) + rest
         without, with_it = (min(one["step"] for one in kind) for kind in (plain, ours))
         equal = all(one["losses"] == plain[0]["losses"] for one in plain + ours)
-        said = [batch, ", ".join(f"{1000 * one:.0f}" for one in (forward, backward, rest)) + " ms"]
-        said.append(f"{(out + back) / (forward + backward):.2f}")
-        said += [f"{kind[0]['requested'] / GIB:.2f}, {kind[0]['held'] / GIB:.2f} GiB" for kind in (plain, ours)]
-        said += [times([one["step"] for one in kind]) for kind in (plain, ours)]
-        said += [f"{with_it / without:.3f}", f"{possible / without:.3f}", f"{with_it / possible:.3f}"]
-        say("| " + " | ".join([*said, "equal" if equal else f"NOT EQUAL: {plain} {ours}"]) + " |")
+        cells = [batch, ", ".join(f"{1000 * one:.0f}" for one in (forward, backward, rest)) + " ms"]
+        cells.append(f"{(out + back) / (forward + backward):.2f}")
+        cells += [f"{kind[0]['requested'] / GIB:.2f}, {kind[0]['held'] / GIB:.2f} GiB" for kind in (plain, ours)]
+        cells += [times([one["step"] for one in kind]) for kind in (plain, ours)]
+        cells += [f"{with_it / without:.3f}", f"{possible / without:.3f}", f"{with_it / possible:.3f}"]
+        say("| " + " | ".join([*cells, "equal" if equal else f"NOT EQUAL: {plain} {ours}"]) + " |")
     middle = str(texts[1.0])
     kept = {"plain": ran[False][0][middle]["requested"], "offloaded": ran[True][0][middle]["requested"], "texts": texts[1.0]}
     Path(os.environ["OFFLOAD_LIMIT"]).write_text(json.dumps(kept))

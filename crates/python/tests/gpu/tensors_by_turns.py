@@ -31,7 +31,10 @@ if ALLOCATOR:
     if ALLOCATOR in ("millpond", "long pages"):
         import millpond
 
-        millpond.torch.enable(**({"page_sizes": ("32MiB", "32MiB")} if ALLOCATOR == "long pages" else {}))
+        if ALLOCATOR == "long pages":
+            millpond.torch.enable(page_sizes=("32MiB", "32MiB"))
+        else:
+            millpond.torch.enable()
 
 
 def empties() -> str:
