@@ -147,10 +147,7 @@ pub struct KeptInPlace {
 /// # Errors
 /// [`Error::Asleep`](crate::Error::Asleep), [`Error::Evicted`](crate::Error::Evicted) and [`Error::Forked`](crate::Error::Forked).
 pub fn keep_in_place(pool: &Pool) -> Result<KeptInPlace> {
-    let core = pool.inner();
-    core.check_process()?;
-    let _awake = core.stay_awake()?;
-    Ok(KeptInPlace { _resident: core.gate.resident.clone() })
+    Ok(KeptInPlace { _resident: pool.inner().keep_in_place()? })
 }
 
 /// Whether both are handles of one pool.

@@ -1,9 +1,11 @@
 //! What is lost at the request that decides what a job needs, by cause.
 //!
-//! `cargo run --release -p millpond-replay --example causes -- [--slower TIMES] [--map] TRACE…` replays each trace whole and its first
-//! eighth, as if an event took 10 µs or so many times as long, on a device with no more memory than it needs. Once the request is
-//! served that decides, it says where the bytes are that nobody asked for, in percent of the peak: see `Causes`. *Possible* is what is
-//! live at once, in whole base pages. `--map` prints what lies on each base page that is used in part.
+//! `cargo run --release -p millpond-replay --example causes -- [--slower TIMES] [--map] TRACE…`
+//!
+//! It replays each trace whole, and its first eighth. An event takes 10 µs, or so many times as long. The device has no more memory than
+//! the job needs. Once the request that decides is served, it says where the bytes are that nobody asked for, in percent of the
+//! peak: see `Causes`. *Possible* is what is live at once, in whole base pages. `--map` prints what lies on each base page that is
+//! used in part.
 
 use std::error::Error;
 use std::path::Path;

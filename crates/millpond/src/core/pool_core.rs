@@ -210,6 +210,13 @@ impl Core {
         self.gate.enter().ok_or_else(|| self.error_asleep())
     }
 
+    /// Until this is dropped, the pool is neither put to sleep nor evicted: somebody uses its memory without asking it.
+    pub(crate) fn keep_in_place(&self) -> Result<Arc<()>> {
+        self.check_process()?;
+        let _awake = self.stay_awake()?;
+        Ok(self.gate.resident.clone())
+    }
+
     #[cold]
     fn error_asleep(&self) -> Error {
         match self.gate.is_evicted() {

@@ -15,9 +15,7 @@ pub(super) struct KeptAwake {
 
 impl KeptAwake {
     pub(super) fn new(core: &Arc<PoolParts>) -> Result<Self> {
-        core.check_process()?;
-        let _awake = core.stay_awake()?;
-        Ok(Self { core: core.clone(), _resident: core.gate.resident.clone() })
+        Ok(Self { _resident: core.keep_in_place()?, core: core.clone() })
     }
 
     pub(super) fn core(&self) -> &Arc<PoolParts> {
