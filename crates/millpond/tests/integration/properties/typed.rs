@@ -174,12 +174,11 @@ impl World {
                 }
             }
             Step::Write { part: (buffer, part) } => {
-                let values = self.values(CAPACITY as usize / 8);
-                let Some(block) = self.block(buffer) else { return Ok(()) };
-                let part = range(part, block.expected.len());
-                let values = &values[..part.len()];
-                block.buffer.slice_mut(part.clone())?.copy_from_slice(values)?;
-                block.expected[part].copy_from_slice(values);
+                let Some(at) = self.at(buffer) else { return Ok(()) };
+                let part = range(part, self.blocks[at].expected.len());
+                let (values, block) = (self.values(part.len()), &mut self.blocks[at]);
+                block.buffer.slice_mut(part.clone())?.copy_from_slice(&values)?;
+                block.expected[part].copy_from_slice(&values);
             }
             Step::Fill { part: (buffer, part) } => {
                 let value = self.values(2)[1];
