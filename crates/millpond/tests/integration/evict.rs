@@ -234,8 +234,8 @@ fn a_pool_that_sleeps_keeps_its_evicted_tag() {
     let Bench { pool, tag, stream, .. } = Bench::new();
     let mut model = Model::new();
     model.fill(&tag, &stream);
-    let kept = Buffer::from_slice(&pool, &[5_u8; 5 << 20], &stream).unwrap();
-    let freed = Buffer::from_slice(&pool, &[6_u8; 5 << 20], &stream).unwrap();
+    let kept = Buffer::from_slice(&pool, &vec![5_u8; 5 << 20], &stream).unwrap();
+    let freed = Buffer::from_slice(&pool, &vec![6_u8; 5 << 20], &stream).unwrap();
     tag.evict(&stream).unwrap();
     pool.sleep(Keep::InPinnedMemory).unwrap();
     drop(freed);
@@ -251,7 +251,7 @@ fn a_pool_that_sleeps_keeps_its_evicted_tag() {
     assert!(tag.is_evicted());
     tag.restore(&stream).unwrap();
     model.assert_intact();
-    assert_eq!(kept.to_vec().unwrap(), [5; 5 << 20]);
+    assert_eq!(kept.to_vec().unwrap(), vec![5; 5 << 20]);
     // And one that sleeps is not evicted.
     tag.sleep(Keep::InPinnedMemory).unwrap();
     assert!(matches!(tag.evict(&stream), Err(Error::Asleep { .. })));

@@ -405,10 +405,10 @@ fn a_copy_waits_for_the_source_and_later_writes_wait_for_the_copy() {
     let mut from = first.zeroed(MIB);
     let mut to = second.zeroed(MIB);
     let source_is_held = host.hold(0, first.stream.handle());
-    from.copy_from_slice(&[1; MIB as usize]).unwrap();
+    from.copy_from_slice(&vec![1; MIB as usize]).unwrap();
     let copy_is_held = host.hold(1, second.stream.handle());
     to.copy_from(&from).unwrap();
-    from.copy_from_slice(&[2; MIB as usize]).unwrap(); // must not overtake the copy
+    from.copy_from_slice(&vec![2; MIB as usize]).unwrap(); // must not overtake the copy
     copy_is_held.send(()).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(20));
     assert!(!second.stream.is_idle().unwrap(), "the copy waits for the source");
@@ -424,7 +424,7 @@ fn a_write_to_the_source_does_not_overtake_the_copy() {
     let (mut from, mut to) = (first.zeroed(MIB), second.zeroed(MIB));
     let held = host.hold(1, second.stream.handle());
     to.copy_from(&from).unwrap();
-    from.copy_from_slice(&[2; MIB as usize]).unwrap();
+    from.copy_from_slice(&vec![2; MIB as usize]).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(20));
     assert!(!first.stream.is_idle().unwrap(), "the write waits for the copy");
     held.send(()).unwrap();

@@ -564,13 +564,13 @@ fn a_freed_block_is_nobody_elses_while_it_is_open() {
         drop(others);
         pool.trim_to(0).unwrap();
         pool.check().unwrap();
-        assert_eq!(first.buffer.to_vec().unwrap(), [7; 4 << 20]);
+        assert_eq!(first.buffer.to_vec().unwrap(), vec![7; 4 << 20]);
         assert_eq!(pool.allocated().current, 4 * MIB);
         drop(first);
         settle(&stream);
         pool.trim_to(0).unwrap();
         assert_eq!(pool.allocated().current, 4 * MIB, "the second has it");
-        assert_eq!(second.buffer.to_vec().unwrap(), [7; 4 << 20]);
+        assert_eq!(second.buffer.to_vec().unwrap(), vec![7; 4 << 20]);
         drop(second);
         settle(&stream);
         pool.trim_to(0).unwrap();
@@ -838,7 +838,7 @@ fn a_peer_cannot_make_the_file_of_a_device_useless() {
     }
     // It still grows, and is still mapped.
     let more = Buffer::from_slice(&pool, &vec![2_u8; 40 << 20], &stream).unwrap();
-    assert_eq!(more.to_vec().unwrap(), [2; 40 << 20]);
+    assert_eq!(more.to_vec().unwrap(), vec![2; 40 << 20]);
     assert_eq!(buffer.to_vec().unwrap(), [1; 1024]);
     shared.event().record(&stream).unwrap();
 }
