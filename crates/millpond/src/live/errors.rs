@@ -3,16 +3,17 @@
 //! It is written at each out-of-memory error, before the program hears of the error, and whole at any moment. A program without such
 //! errors has no file. The folder is `errors.d` in that of the budgets.
 
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::error_folder::{ENDINGS, ErrorFolder};
 use super::figures::{SeenPool, parsed, tamed};
 use super::side_by_side;
 use super::who::{Who, own_id};
@@ -26,9 +27,6 @@ use crate::system::process::PerProcess;
 
 /// The folder in that of the budgets. No budget can have this name.
 const FOLDER: &str = "errors.d";
-
-/// What a file's name ends with.
-const ENDING: &str = ".json";
 
 /// Bytes of a file. A pool takes 2 KiB at most, and each tenant of a budget 200 bytes.
 const LONGEST_FILE: usize = 64 << 10;
@@ -91,8 +89,10 @@ struct Process {
 #[derive(Debug)]
 struct Ready {
     process: Process,
-    /// Where budgets are, the folder of the errors in it, the file, and its name until it is whole.
-    paths: [PathBuf; 4],
+    /// Where budgets are, and the folder of the errors in it.
+    folders: [PathBuf; 2],
+    /// The file, and its name until it is whole.
+    names: [String; 2],
     mode: u32,
     errors: u64,
     /// Those with errors, of which it has room for so many.
@@ -123,11 +123,12 @@ impl Ready {
         let process = Process { pid: std::process::id(), program: tamed(&comm), who: Who::of("self") };
         let SharedFolder { path, mode, .. } = shared_folder().map_err(|(_, what)| io::Error::other(what))?;
         let folder = path.join(FOLDER);
-        make_room(&folder);
-        let file = folder.join(format!("{}{ENDING}", own_id()));
-        let new = file.with_extension("new");
+        if let Err(error) = ErrorFolder::open(&folder).and_then(|folder| folder.make_room()) {
+            log!(DEBUG, "what processes ran out of before is not removed", error);
+        }
+        let names = ENDINGS.map(|ending| format!("{}{ending}", own_id()));
         let (pools, text) = (Vec::with_capacity(MOST_POOLS_WITH_ERRORS), Vec::with_capacity(LONGEST_FILE));
-        Ok(Self { process, paths: [path, folder, file, new], mode, errors: 0, pools, text })
+        Ok(Self { process, folders: [path, folder], names, mode, errors: 0, pools, text })
     }
 
     /// Takes no memory of the host's.
@@ -157,19 +158,9 @@ impl Ready {
         if !is_whole {
             return Ok(());
         }
-        let [above, folder, path, new] = &self.paths;
-        match fs::create_dir(folder) {
-            Ok(()) => {
-                let mode = fs::metadata(above)?.mode();
-                fs::set_permissions(folder, Permissions::from_mode(mode & 0o7777))?;
-            }
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error),
-        }
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(new)?;
-        file.write_all(&self.text)?;
-        file.set_permissions(Permissions::from_mode(self.mode))?;
-        fs::rename(new, path)
+        let [above, folder] = &self.folders;
+        let names = self.names.each_ref().map(String::as_str);
+        ErrorFolder::open_or_make(above, folder)?.write(names, &self.text, self.mode)
     }
 }
 
@@ -193,28 +184,14 @@ impl Write for Room<'_> {
     }
 }
 
-/// Removes what is old, and the oldest files beyond a number.
-fn make_room(folder: &Path) {
-    let age = |entry: &fs::DirEntry| {
-        entry.metadata().and_then(|about| about.modified()?.elapsed().map_err(io::Error::other))
-    };
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut files: Vec<(Duration, PathBuf)> =
-        entries.map(|entry| (age(&entry).unwrap_or_default(), entry.path())).collect();
-    files.sort();
-    for (at, (age, path)) in files.iter().enumerate() {
-        if *age > ERRORS_STAY || at >= MOST_ERROR_FILES {
-            fs::remove_file(path).ok();
-        }
-    }
-}
-
 /// The processes that ran out of memory in the last day, those with the latest errors first: of this user, and for root of all
 /// users.
 #[must_use]
 pub fn errors() -> Vec<SeenErrors> {
-    let files = |folder: PathBuf| fs::read_dir(folder.join(FOLDER)).into_iter().flatten().flatten();
-    let paths = shared_folders().into_iter().flat_map(|folder| files(folder).take(2 * MOST_ERROR_FILES));
+    let files = |folder: PathBuf| fs::read_dir(folder).into_iter().flatten().flatten();
+    let folders = shared_folders().into_iter().map(|folder| folder.join(FOLDER));
+    let folders = folders.filter(|folder| fs::symlink_metadata(folder).is_ok_and(|about| about.is_dir()));
+    let paths = folders.flat_map(|folder| files(folder).take(2 * MOST_ERROR_FILES));
     let mut all = side_by_side::each(paths.map(|file| file.path()).collect(), |path| read_file(&path));
     all.sort_by(|one, other| (other.last_at, &one.file).cmp(&(one.last_at, &other.file)));
     all
@@ -222,7 +199,7 @@ pub fn errors() -> Vec<SeenErrors> {
 
 /// `None` where it is no file of a process, or too old.
 fn read_file(path: &Path) -> Option<SeenErrors> {
-    let id = tamed(path.file_name()?.to_str()?.strip_suffix(ENDING)?);
+    let id = tamed(path.file_name()?.to_str()?.strip_suffix(ENDINGS[0])?);
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file: File = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
     let about = file.metadata().ok().filter(fs::Metadata::is_file)?;
@@ -245,18 +222,6 @@ fn read_file(path: &Path) -> Option<SeenErrors> {
 #[cfg(all(test, not(miri)))]
 mod tests {
     use super::*;
-
-    #[test]
-    fn old_files_go_and_others_stay() {
-        let folder = tempfile::tempdir().unwrap();
-        let paths = ["old", "new"].map(|name| folder.path().join(name));
-        for (path, age) in paths.iter().zip([ERRORS_STAY + Duration::from_secs(60), Duration::ZERO]) {
-            let file = File::create(path).unwrap();
-            file.set_modified(SystemTime::now() - age).unwrap();
-        }
-        make_room(folder.path());
-        assert_eq!(paths.map(|path| path.exists()), [false, true]);
-    }
 
     #[test]
     fn what_is_no_file_of_a_process_is_left_out() {

@@ -52,6 +52,7 @@
 // **Forks.** A forked child closes its copy of the socket, and has none until it builds a pool of its own.
 
 mod answering;
+mod error_folder;
 mod errors;
 mod figures;
 mod look;
