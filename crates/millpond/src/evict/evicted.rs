@@ -80,6 +80,13 @@ impl Evicted {
         released
     }
 
+    /// The pool is gone: nothing of its pinned memory counts any more.
+    pub(super) fn let_go(&mut self, limit: &Budget) {
+        // What cannot be given back is tried once more when this is dropped.
+        _ = self.staging.release();
+        limit.give_back(std::mem::take(&mut self.counted));
+    }
+
     /// The streams for copies, made at the first call.
     pub(super) fn streams(&mut self, core: &Core) -> DeviceResult<&CopyStreams> {
         if self.streams.is_none() {

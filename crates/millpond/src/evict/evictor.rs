@@ -119,7 +119,9 @@ impl Evict {
     /// Gives the pinned memory back, unless it is needed.
     pub(crate) fn trim_staging(&self, core: &Core) -> DeviceResult<u64> {
         let mut evicted = self.evicted.lock();
-        if core.gate.is_evicted() { Ok(0) } else { evicted.release(core, &self.limit) }
+        // Of a tag that came to its end, nothing comes back.
+        let is_needed = core.gate.is_evicted() && core.gate.is_closed();
+        if is_needed { Ok(0) } else { evicted.release(core, &self.limit) }
     }
 
     fn evict_behind_gate(&self, core: &Core, evicted: &mut Evicted, stream: &Stream) -> Result<u64> {
@@ -162,6 +164,15 @@ impl Evict {
                     Refused::Device(error) => Err(core.error_of(error)),
                 }
             }
+        }
+    }
+}
+
+impl Drop for Evict {
+    /// The pool and its other tags may have as much pinned memory.
+    fn drop(&mut self) {
+        if let Some(evicted) = OfProcess::here(&self.evicted) {
+            evicted.lock().let_go(&self.limit);
         }
     }
 }

@@ -717,6 +717,35 @@ fn pinned_memory_has_a_limit_is_counted_and_goes_back() {
 }
 
 #[test]
+fn a_tag_that_ends_leaves_the_limit_of_pinned_memory_to_the_next() {
+    let (_, context, stream) = sim(TOTAL);
+    let pool = Pool::builder(&context).pinned_limit(50 * MIB).build().unwrap();
+    for is_restored in [true, false, true] {
+        let tag = pool.tagged("model").unwrap();
+        let block = tag.alloc(30 * MIB, &stream).unwrap();
+        tag.evict(&stream).unwrap();
+        if is_restored {
+            tag.restore(&stream).unwrap();
+        }
+        tag.free_block(block, &stream).unwrap();
+        context.synchronize().unwrap();
+        tag.destroy().unwrap();
+    }
+}
+
+#[test]
+fn a_tag_that_ended_needs_no_pinned_memory() {
+    let Simulated { context, pool: _pool, tag, block, stream, .. } = simulated(30 * MIB);
+    tag.evict(&stream).unwrap();
+    assert!(matches!(tag.destroy(), Err(Error::LiveBlocks { .. })));
+    assert_eq!(tag.trim_staging(), Ok(0));
+    tag.free_block(block, &stream).unwrap();
+    context.synchronize().unwrap();
+    assert_eq!(tag.trim_staging(), Ok(30 * MIB));
+    assert_eq!((tag.restore(&stream), tag.stats().pinned), (Ok(()), 0));
+}
+
+#[test]
 fn a_captured_block_is_there_again_for_the_replay() {
     let Bench { context, pool: _pool, tag, stream } = Bench::new();
     let memory = tag.capture_pool();
