@@ -214,4 +214,8 @@ fn a_job_that_mostly_waits_is_shown_over_events() {
     let steady: Vec<&str> = steady.iter().map(String::as_str).collect();
     assert!(!timeline::is_idle(&log(&steady)));
     assert!(timeline::is_idle(&log(&[&steady[..], &["40.000"]].concat())));
+    // The longest time that a snapshot may hold.
+    let mut damaged = log(&steady);
+    (damaged.ops.last_mut().unwrap().time_us, damaged.wall_us) = (u64::MAX, u64::MAX);
+    assert!(timeline::is_idle(&damaged));
 }

@@ -21,9 +21,11 @@ const STRETCHES: usize = 1000;
 /// Whether a chart over time would mostly show idle time: more than a third of it lies between events that are a
 /// hundredth of it apart.
 pub(super) fn is_idle(trace: &Trace) -> bool {
-    let gaps = trace.ops.windows(2).map(|pair| pair[1].time_us - pair[0].time_us);
-    let long: u64 = gaps.filter(|gap| gap * 100 >= trace.wall_us.max(1)).sum();
-    long * 3 > trace.wall_us
+    // A snapshot may hold any times.
+    let wall = u128::from(trace.wall_us);
+    let gaps = trace.ops.windows(2).map(|pair| u128::from(pair[1].time_us - pair[0].time_us));
+    let long: u128 = gaps.filter(|gap| gap * 100 >= wall.max(1)).sum();
+    long * 3 > wall
 }
 
 /// Replays a program and looks after each step.
