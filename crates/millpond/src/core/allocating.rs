@@ -18,7 +18,7 @@ use super::making_room::{out_of_memory, under_pressure};
 use super::pool_core::{Core, PoolState};
 use crate::device::{ADDRESSES_END, DevicePtr, MemoryKind};
 use crate::error::{Error, Result};
-use crate::extents::{self, Allocation, Effort};
+use crate::extents::{Allocation, Effort};
 use crate::log::log;
 use crate::order::{Admission, Fence, Stream};
 use crate::physical::Refusal;
@@ -222,22 +222,7 @@ fn climb(
     found.next().expect("the last rung gives a block or refuses")
 }
 
-#[cold]
-pub(crate) fn shorten(core: &Core, state: &mut PoolState) {
-    let began = core.now();
-    let any = extents::shorten(&mut state.arenas.own, &mut state.ledger);
-    let took = core.since(began);
-    core.counters.note_device_time(took);
-    if any {
-        core.note_slow_path(state, took);
-    }
-}
-
-/// Long free pages are split before, where that is due.
 fn cut_ready(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb<Option<Allocation>> {
-    if state.arenas.own.is_shortening_due(request.units) {
-        shorten(core, state);
-    }
     let ready = state.arenas.own.alloc((request.units, request.align), request.stream, Effort::Ready)?;
     if ready.is_some() {
         core.note_slow_path(state, CUT);
@@ -267,7 +252,7 @@ fn empty_caches_and_map(
     let (began, moved) = (core.now(), core.counters.pages_moved());
     let revoked = core.empty_caches(state);
     let emptied = core.since(began);
-    let is_bought = matches!(state.ledger.balance(core.now()), Balance::Saving(_));
+    let is_bought = matches!(state.ledger.balance(core.now()), Balance::Saving);
     let found = map(core, state, request);
     let is_saved = revoked || core.counters.pages_moved() > moved;
     let took = if is_bought { emptied } else { core.since(began) };

@@ -1,5 +1,5 @@
 //! The arena: the address space of one pool, and the pages behind it. It holds the parts, and says what there is and where
-//! pages lie. What changes it stands in files of its own: `allocation`, `coalescing`, `commit`, `segments`, `shorten`, `trim`.
+//! pages lie. What changes it stands in files of its own: `allocation`, `coalescing`, `commit`, `segments`, `trim`.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,7 +16,6 @@ use super::reuse_rules::ReuseRules;
 use crate::device::{DevicePtr, DeviceResult, PeerSet};
 use crate::order::{ReusePolicies, Timelines};
 use crate::physical::{Home, PageId, Pages, ParkedCursor, passing};
-use crate::policy::shortening::Shortening;
 
 #[cfg(test)]
 thread_local! {
@@ -53,7 +52,6 @@ pub(crate) struct Arena {
     /// All pages, wherever they lie.
     pub(crate) pages: Pages,
     pub(super) old_mappings: OldMappings,
-    pub(super) shortening: Shortening,
     /// The least alignment that a segment was needed with, and that the device did not give by itself.
     pub(super) never_aligned: Option<u64>,
 }
@@ -71,7 +69,6 @@ impl Arena {
             rules: ReuseRules { timelines, policies, counters: pages.counters.clone() },
             pages,
             old_mappings: OldMappings::default(),
-            shortening: Shortening::default(),
             never_aligned: None,
         }
     }
@@ -238,15 +235,6 @@ impl Arena {
     /// Bytes that are reserved, by all that count together with this one, without what leaves.
     pub(super) fn reserved(&self) -> u64 {
         self.pages.counters.staying()
-    }
-
-    /// Whether long pages should be exchanged for short ones before a block of so many units is allocated, if there is time.
-    #[inline]
-    pub(crate) fn is_shortening_due(&self, units: u64) -> bool {
-        let layout = &self.map.layout;
-        layout.policy.splitting
-            && layout.zone_of(units) == Zone::Large
-            && self.shortening.is_due(self.map.frees)
     }
 
     /// Removes the mappings elsewhere of pages that other pools gave, as far as the work on them is complete.

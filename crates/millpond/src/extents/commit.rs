@@ -72,14 +72,9 @@ impl Commit<'_, '_> {
 
     /// Creates the new pages. `false` where memory is short for long ones: shorter ones may do.
     fn create(&mut self, plan: &mut Plan) -> Result<bool, Refusal> {
-        let Arena { map, pages, shortening, .. } = &mut *self.arena;
+        let pages = &mut self.arena.pages;
         for step in &mut plan.steps {
             let Step::Create { base_pages, at } = *step else { continue };
-            let bytes = u64::from(base_pages) * map.layout.base_page_bytes;
-            let reserved = pages.counters.reserved.level();
-            if reserved.current + bytes > reserved.high {
-                shortening.note_growth();
-            }
             match pages.create(base_pages) {
                 Ok(page) => *step = Step::MapNew { page, at },
                 Err(Refusal::Short { what, .. }) if base_pages > 1 && what != Shortage::Headroom => {

@@ -20,7 +20,7 @@
 //! - `arena`: holds all of these and the pages. It says what there is, and moves pages. What follows works on an arena.
 //! - `coalescing` joins what is free, and `search` finds it. `segments`: memory that never moves.
 //! - `plan`: what a miss will do. `planning` makes it, with `donors` and `placement`, and only reads. `commit` carries it out.
-//! - `shorten` and `trim`: what exchanges pages, and gives them back. `giving`: pages for another pool. `check`: what always holds.
+//! - `trim`: what gives pages back. `giving`: pages for another pool. `check`: what always holds.
 //! - `allocation`: one allocation and one free.
 //!
 //! **How one allocation passes through** ([`Arena::alloc`]):
@@ -37,8 +37,7 @@
 //!    too short for long ones.
 //!
 //! Blocks lie as if all addresses were backed: pages follow. So holes stay long, and there are few. What is free on a page that a live block shares is *pinned*: it can be neither moved nor given back.
-//! Short pages pin less and take more calls. Their length depends on the time there is (`policy/ledger.rs`). Long ones
-//! are exchanged for short ones where that saves memory (`shorten`).
+//! Short pages pin less and take more calls. Their length depends on the time there is (`policy/ledger.rs`).
 //!
 //! **How one free passes through** ([`Arena::free`]): the block, found through the `page_map`, becomes
 //! free behind the fence given, and coalesces with its neighbours.
@@ -65,7 +64,6 @@ mod planning;
 mod reuse_rules;
 mod search;
 mod segments;
-mod shorten;
 #[cfg(test)]
 mod tests;
 mod trim;
@@ -81,5 +79,4 @@ pub(crate) use map::{
 };
 pub(crate) use search::Effort;
 pub(crate) use segments::{Gone, Leaving, settle, take_leaving};
-pub(crate) use shorten::shorten;
 pub(crate) use trim::{fence_of_all_free, forget_gone, reap, tear_down, trim};

@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+use super::options::LARGEST_PAGE;
+
 /// What `millpond run` waits for: a program's pause between two passes is shorter, and who looks at an idle card waits longer.
 pub const DELAY: Duration = Duration::from_secs(1);
 
@@ -13,11 +15,9 @@ pub const DELAY: Duration = Duration::from_secs(1);
 const LOOKS: u32 = 4;
 
 /// While there are requests, memory is due where more than this part of the peak is beyond it, and half as much is kept: a job's
-/// peaks differ from step to step, and free memory is in pieces.
+/// peaks differ from step to step, and free memory is in pieces. It has to be more than two of the longest pages, too: less is not
+/// worth emptying the threads' caches.
 const UNUSED_PART: u64 = 4;
-
-/// And at least so many bytes: two of the longest pages. Fewer are not worth emptying the threads' caches.
-const LEAST: u64 = 64 << 20;
 
 /// Where nothing could be given back, say because of work that is pending, the pool is asked again after twice the time, and up to
 /// so many delays later.
@@ -90,7 +90,7 @@ impl Decay {
         }
         let (most, was_marked) = (self.most, self.is_marked);
         let unused = reserved.saturating_sub(most);
-        let is_much = unused > (most / UNUSED_PART).max(LEAST);
+        let is_much = unused > (most / UNUSED_PART).max(2 * LARGEST_PAGE);
         self.observe_from(now, is_much && !was_marked);
         match (is_much, was_marked) {
             (false, _) => Due::Nothing,
@@ -188,7 +188,7 @@ mod tests {
         let mut books = Books::new();
         assert_eq!(books.second(1, GIB, 10 * GIB), [Due::Mark]);
         assert_eq!(books.second(1, GIB, 2 * GIB), [Due::Trim(2 * GIB + GIB / 4)]);
-        assert_eq!(books.second(1, 8 * GIB + LEAST, 0), [], "a quarter stays");
+        assert_eq!(books.second(1, 8 * GIB + 2 * LARGEST_PAGE, 0), [], "a quarter stays");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Which free memory a request takes, and how far it is looked for.
 
-/// Holes looked at before a search gives up: for one that is ready, and for one that lacks few pages. As many are in the longest
-/// sorted list: a longer one is cut in two.
+/// Holes looked at before a search gives up: for one that is ready, and for one that lacks few pages. As many extents of a hole are
+/// looked at, and free ones that may give pages. As many holes are in the longest sorted list: a longer one is cut in two.
 pub(crate) const CANDIDATES: usize = 128;
 
 /// Whether a hole is too long for a block, where a shorter one will do: more would stay over than the block takes. Best fit keeps

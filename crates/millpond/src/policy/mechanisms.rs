@@ -5,8 +5,6 @@
 pub(crate) struct Policy {
     /// A pool that lacks time grows a little rather than move memory: throughput mode.
     pub(crate) throughput: bool,
-    /// Long pages are split while there is time.
-    pub(crate) splitting: bool,
     /// Old mappings stay, for pages to come back to.
     pub(crate) dormant: bool,
     /// New pages are short while there is time. Else they are always long.
@@ -16,7 +14,7 @@ pub(crate) struct Policy {
 /// `lab` has it read from the environment.
 #[cfg(any(test, not(feature = "lab")))]
 impl Policy {
-    pub(crate) const ALL: Self = Self { throughput: true, splitting: true, dormant: true, short_pages: true };
+    pub(crate) const ALL: Self = Self { throughput: true, dormant: true, short_pages: true };
 }
 
 #[cfg(feature = "lab")]
@@ -25,11 +23,6 @@ impl Policy {
     pub(crate) fn from_environment() -> Self {
         let left_out = std::env::var("MILLPOND_WITHOUT").unwrap_or_default();
         let has = |name| !left_out.split(',').any(|left_out| left_out == name);
-        Self {
-            throughput: has("throughput"),
-            splitting: has("splitting"),
-            dormant: has("dormant"),
-            short_pages: has("short-pages"),
-        }
+        Self { throughput: has("throughput"), dormant: has("dormant"), short_pages: has("short-pages") }
     }
 }

@@ -16,7 +16,6 @@ pub(crate) mod options;
 pub(crate) mod other_processes;
 pub(crate) mod page_length;
 pub(crate) mod peaks;
-pub(crate) mod shortening;
 pub(crate) mod size_classes;
 pub(crate) mod sleeping;
 pub(crate) mod streams;

@@ -42,7 +42,7 @@ pub(crate) struct PageNeed {
 pub(crate) fn page_length(need: PageNeed) -> u32 {
     let PageNeed { room, longest, least, block, held, left, balance } = need;
     let enough = match balance {
-        Balance::Saving(_) => block / PAGES_IN_BLOCK,
+        Balance::Saving => block / PAGES_IN_BLOCK,
         Balance::Even | Balance::Overdrawn => {
             (block / PAGES_IN_BLOCK).max((held / PAGES_IN_POOL).min(block / LEAST_PAGES_IN_BLOCK))
         }
@@ -54,14 +54,17 @@ pub(crate) fn page_length(need: PageNeed) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
-    const SAVING: Balance = Balance::Saving(Duration::ZERO);
-
-    const NEED: PageNeed =
-        PageNeed { room: 4096, longest: 16, least: 1, block: 512, held: 0, left: u64::MAX, balance: SAVING };
+    const NEED: PageNeed = PageNeed {
+        room: 4096,
+        longest: 16,
+        least: 1,
+        block: 512,
+        held: 0,
+        left: u64::MAX,
+        balance: Balance::Saving,
+    };
 
     #[test]
     fn a_page_is_a_64th_of_its_block_within_room() {
@@ -89,7 +92,7 @@ mod tests {
     fn pages_are_long_unless_the_pool_saves() {
         let of = |balance| page_length(PageNeed { held: 8192, balance, ..NEED });
         // 512 / 64, and 8192 / 512.
-        assert_eq!([SAVING, Balance::Even, Balance::Overdrawn].map(of), [8, 16, 16]);
+        assert_eq!([Balance::Saving, Balance::Even, Balance::Overdrawn].map(of), [8, 16, 16]);
     }
 
     #[test]

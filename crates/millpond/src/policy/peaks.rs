@@ -17,7 +17,7 @@ pub(crate) struct Slack {
 }
 
 /// The slack of each of so many threads. Those that only allocate and free a few small blocks should not meet. In throughput mode,
-/// time counts for more: it is as much as the pool grows by at first. (With the slack of other modes, threads that allocate and free blocks of
+/// time counts for more: it is as much as a pool may grow by that has little. (With the slack of other modes, threads that allocate and free blocks of
 /// 16 MiB did two thirds of their pairs. Half of this made hand-over by eight threads a sixth slower.)
 pub(crate) fn slack(peak: i64, threads: i64, in_throughput_mode: bool) -> Slack {
     if threads <= 1 {

@@ -234,20 +234,6 @@ fn with_buffers() -> Bench {
     bench
 }
 
-/// Grown at high water, so that long pages are due to be exchanged.
-fn to_shorten() -> Bench {
-    let bench =
-        Bench::with(SimOptions::default(), |builder| builder.growth_allowance(0)).holding([1023 * MIB]);
-    bench.free(|_| 0, |_| true);
-    let bench = bench.holding((0..14).map(|at| (16 + at % 2 * 4) * MIB + at * 512));
-    bench.free_every_other();
-    let bench = bench.holding([800 * MIB]);
-    bench.free(|_| 0, |_| true);
-    bench.context.synchronize().unwrap();
-    bench.sim.advance_to(bench.sim.now() + Duration::from_secs(60));
-    bench
-}
-
 fn path() -> std::path::PathBuf {
     std::env::temp_dir().join("refusals.mprec")
 }
@@ -382,12 +368,6 @@ pub(crate) const CALLS: &[Call] = &[
         bench.pool.alloc(u64::MAX, &bench.streams[0]).unwrap_err();
         bench.pool.alloc_aligned(1, 3, &bench.streams[0]).unwrap_err();
         assert_eq!(bench.pool.alloc(0, &bench.streams[0]), Ok(DevicePtr::NULL));
-    }),
-    call("Pool::alloc, while long pages are exchanged", to_shorten, |bench| {
-        (0..20).for_each(|at| {
-            bench.alloc((2 + at % 3) * MIB + at * 512);
-            bench.free(|_| 0, |_| true);
-        });
     }),
     call("Pool::sleep, free, wake", pieces, |bench| {
         unless_refused(bench.pool.sleep(Keep::InPinnedMemory));

@@ -4,6 +4,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::mem::offset_of;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
@@ -14,22 +15,9 @@ use super::tenants::{is_a_name, largest_first, program};
 use super::{folder, seat};
 use crate::figures::tenant::{SeenBudget, Tenant};
 
-/// Where the words of a table are that are read here.
-mod word {
-    use std::mem::offset_of;
-
-    use super::{Slot, Table};
-
-    const EACH: usize = size_of::<u64>();
-
-    pub(super) const LIMIT: usize = offset_of!(Table, limit) / EACH;
-    pub(super) const USED_AND_KEPT: usize = offset_of!(Table, used) / EACH;
-    pub(super) const SLOTS: usize = offset_of!(Table, slots) / EACH;
-    pub(super) const OF_A_SLOT: usize = size_of::<Slot>() / EACH;
-    /// Of a slot: the last one, and the one whose upper half says whether its process has joined.
-    pub(super) const SPACES: usize = offset_of!(Slot, spaces) / EACH;
-    pub(super) const JOINED: usize = offset_of!(Slot, joined) / EACH;
-    pub(super) const OF_ALL: usize = size_of::<Table>() / EACH;
+/// The number of the word that lies so many bytes behind the start.
+const fn word(offset: usize) -> usize {
+    offset / size_of::<u64>()
 }
 
 /// Budgets that are looked at in one folder. Files beyond them are left out.
@@ -56,14 +44,15 @@ pub(super) fn at(path: &Path) -> Result<Option<SeenBudget>, String> {
         Err(error) => return Err(format!("it cannot be opened: {error}")),
     };
     let words = read(&file)?;
-    let used = (words[word::USED_AND_KEPT] as u32) as usize;
-    let slots = words[word::SLOTS..].chunks_exact(word::OF_A_SLOT).take(used).enumerate();
-    let tenants = slots.filter_map(|(slot, words)| tenant(&file, slot, words)).collect();
+    let used_and_kept = words[word(offset_of!(Table, used))];
+    let used = (used_and_kept as u32) as usize;
+    let slots = words[word(offset_of!(Table, slots))..].chunks_exact(word(size_of::<Slot>())).take(used);
+    let tenants = slots.enumerate().filter_map(|(slot, words)| tenant(&file, slot, words)).collect();
     Ok(Some(SeenBudget {
         name: name.to_owned(),
         path: path.to_owned(),
-        limit: words[word::LIMIT],
-        stays: words[word::USED_AND_KEPT] >> 32 != 0,
+        limit: words[word(offset_of!(Table, limit))],
+        stays: used_and_kept >> 32 != 0,
         tenants: largest_first(tenants),
     }))
 }
@@ -79,7 +68,7 @@ fn read(file: &File) -> Result<Vec<u64>, String> {
     }
     let words: Vec<_> =
         bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes"))).collect();
-    if !is_one || words[..2] != KIND || words.len() != word::OF_ALL {
+    if !is_one || words[..2] != KIND || words.len() != word(size_of::<Table>()) {
         return Err("it is no budget of this version of millpond".to_owned());
     }
     Ok(words)
@@ -87,14 +76,15 @@ fn read(file: &File) -> Result<Vec<u64>, String> {
 
 /// What a slot says; `None` where nobody has it, or nothing of who had it counts.
 fn tenant(file: &File, at: usize, words: &[u64]) -> Option<Tenant> {
-    if words[word::JOINED] >> 32 == 0 {
+    // The upper half says whether the process has joined.
+    if words[word(offset_of!(Slot, joined))] >> 32 == 0 {
         return None;
     }
     let slot = Slot::default();
     for (to, word) in [&slot.owner, &slot.held, &slot.floor, &slot.claim].into_iter().zip(words) {
         to.store(*word, ORDER);
     }
-    slot.spaces.store(words[word::SPACES], ORDER);
+    slot.spaces.store(words[word(offset_of!(Slot, spaces))], ORDER);
     let owner: Lease = slot.owner()?;
     if !seat::is_taken(file, at) && !owner.is_ending() {
         // As if it were settled.

@@ -1,4 +1,3 @@
 //! Tests of whole pools that need to look inside.
 
 mod reserving;
-mod shortening;
