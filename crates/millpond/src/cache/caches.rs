@@ -2,7 +2,7 @@
 
 use std::hint::cold_path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::asymmetric_lock::Passage;
 use super::depot::Depot;
@@ -16,7 +16,7 @@ use super::totals::Totals;
 use crate::device::DevicePtr;
 use crate::extents::{PageMap, Place, Plain};
 use crate::order::{Stream, StreamKey, Tick, Timeline, TimelineId};
-use crate::policy::caching::room;
+use crate::policy::caching::{may_keep, room};
 use crate::policy::size_classes::is_rounded_in_throughput_mode;
 
 /// See the [module](super).
@@ -29,11 +29,15 @@ pub(crate) struct Caches {
     /// What threads without a cache count. Written under the pool's lock.
     pub(super) others: Tally,
     pub(super) totals: Totals,
+    /// A large block in a magazine serves requests that are shorter by less than this, in bytes: any of its magazine in throughput mode,
+    /// else those of its exact length. Written under the pool's lock.
+    slack_of_large: AtomicU64,
 }
 
 impl Caches {
     pub(crate) fn new(page_map: Arc<PageMap>, sizes: Sizes) -> Self {
         Self {
+            slack_of_large: AtomicU64::new(sizes.bytes(1)),
             threads: Threads::new(),
             page_map,
             sizes,
@@ -64,13 +68,13 @@ impl Caches {
             // SAFETY: the caller's promise.
             return unsafe { Self::get_from(mine, (index, stream), bytes, |_| true) };
         }
-        if !self.caches_large(bytes) {
+        if !is_rounded_in_throughput_mode(bytes) {
             return None;
         }
         // SAFETY: just asked.
         let index = unsafe { self.sizes.magazine_for_large(bytes) };
-        // SAFETY: the caller's promise. Blocks of one magazine differ by an eighth at most.
-        unsafe { Self::get_from(mine, (index, stream), bytes, |item| item.bytes() >= bytes) }
+        // SAFETY: the caller's promise.
+        unsafe { Self::get_from(mine, (index, stream), bytes, |item| self.large_fits(item.bytes(), bytes)) }
     }
 
     /// # Safety
@@ -118,7 +122,8 @@ impl Caches {
         stream: &Stream,
         seen: Option<(TimelineId, Tick)>,
     ) -> Option<DevicePtr> {
-        if !self.caches_now(bytes) {
+        let is_cached = self.caches_now(bytes);
+        if !is_cached && !may_keep(bytes) {
             return None;
         }
         let mine = self.threads.mine();
@@ -136,9 +141,10 @@ impl Caches {
             // SAFETY: there is one on top.
             unsafe { magazine.drop_top() };
         }
-        let fits = |size: u64| size >= bytes;
+        let fits =
+            |size| if self.sizes.is_rounded(bytes) { size >= bytes } else { self.large_fits(size, bytes) };
         let mut found = magazine.take_top(fits);
-        if found.is_none() {
+        if found.is_none() && is_cached {
             // SAFETY: inside of the cache, as entered.
             unsafe { mine.list(stream.key(), magazines) };
             let magazine = magazines.magazine(index);
@@ -162,6 +168,13 @@ impl Caches {
     #[inline]
     fn caches_large(&self, bytes: u64) -> bool {
         is_rounded_in_throughput_mode(bytes) && self.in_throughput_mode()
+    }
+
+    /// Whether a block of the magazine for so many bytes, which are not rounded, serves the request.
+    #[inline]
+    fn large_fits(&self, size: u64, bytes: u64) -> bool {
+        // Relaxed: a setting. A shorter block wraps around.
+        size.wrapping_sub(bytes) < self.slack_of_large.load(Ordering::Relaxed)
     }
 
     /// The magazine for requests of so many bytes, which are [cached](Self::caches_now), and how long their blocks are.
@@ -315,7 +328,9 @@ impl Caches {
 
     /// Whether memory is spent to save time from now on. Under the pool's lock.
     pub(crate) fn set_throughput_mode(&self, is_on: bool) {
-        // Relaxed: a setting.
+        // Relaxed, both: settings.
+        let slack = if is_on { u64::MAX >> 1 } else { self.sizes.bytes(1) };
+        self.slack_of_large.store(slack, Ordering::Relaxed);
         if self.totals.in_throughput_mode.swap(is_on, Ordering::Relaxed) != is_on {
             self.threads.all().for_each(|cache| cache.tally.forget_slack());
         }

@@ -237,6 +237,13 @@ impl Magazine {
         &items[..items.len().div_ceil(2)]
     }
 
+    /// Empties it into the arena, behind the work of the stream. It loses its room.
+    pub(super) fn drain(&mut self, of: TimelineId, totals: &Totals, arena: &mut Arena) {
+        let place = self.place();
+        self.items().iter().for_each(|item| item.give_back(place, of, totals, arena));
+        *self = Self::NEW;
+    }
+
     /// Gives up the oldest blocks, so many.
     pub(super) fn give_up(&mut self, count: usize, each: impl FnMut(Item)) {
         let first = self.first();

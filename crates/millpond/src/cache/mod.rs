@@ -6,9 +6,10 @@
 //! thread's index. It has a *stream cache* per stream, and that has a *magazine* per size class: a stack of blocks that
 //! this thread freed on this stream. So work given to the stream later may use them at once. Sizes below 1 MiB are
 //! rounded to eight classes a doubling (at most 1/8 is wasted, 1/16 on average). Longer blocks keep their exact size,
-//! and are not cached. In throughput mode, those of up to 512 MiB are rounded and cached, too. What a magazine has no room for goes
-//! to the pool's [depot], where other threads find it. What that does not take goes to the arena. All caches together are a pool's
-//! [`Caches`]: `caches.rs` has what needs no lock, `under_lock.rs` what holds the pool's.
+//! and the thread keeps one of them at most ([`Caches::open_to_free`]). In throughput mode, those of up to 512 MiB are rounded and
+//! cached, too. What a magazine has no room for goes to the pool's [depot], where other threads find it. What that does not take goes
+//! to the arena. All caches together are a pool's [`Caches`]: `caches.rs` has what needs no lock, `under_lock.rs` what holds the
+//! pool's.
 //!
 //! **How one request passes through.** [`Caches::alloc`] and [`Caches::free`] touch only what belongs to the thread,
 //! and the block's descriptor. They take no lock, no atomic read-modify-write and no device call. Where they cannot,

@@ -80,11 +80,17 @@ impl Magazines {
 
     /// Empties the magazines into the arena. They lose their room.
     fn drain(&mut self, totals: &Totals, arena: &mut Arena) {
-        for magazine in self.all.iter_mut().filter(|magazine| magazine.has_room()) {
-            let place = magazine.place();
-            magazine.items().iter().for_each(|item| item.give_back(place, self.of, totals, arena));
-            *magazine = Magazine::NEW;
-        }
+        let of = self.of;
+        self.all
+            .iter_mut()
+            .filter(|magazine| magazine.has_room())
+            .for_each(|magazine| magazine.drain(of, totals, arena));
+    }
+
+    /// Empties one magazine into the arena. It loses its room.
+    fn vacate(&mut self, index: MagazineIndex, totals: &Totals, arena: &mut Arena) {
+        let of = self.of;
+        self.magazine(index).drain(of, totals, arena);
     }
 
     /// Every block held, and where.
@@ -107,13 +113,19 @@ pub(super) struct StreamCaches {
     by_slot: Vec<(StreamKey, NonNull<Magazines>)>,
     /// The first of those that got room since they were last drained. The others hold nothing.
     with_room: Option<NonNull<Magazines>>,
+    /// The magazine that has room for the one large block that the thread keeps outside of throughput mode.
+    kept: Option<(NonNull<Magazines>, MagazineIndex)>,
+    /// The length of the large block that the thread freed last. And whether the last one that it asked for was as long.
+    freed: u64,
+    is_repeated: bool,
 }
 
 // SAFETY: the stream caches own their magazines, of which nothing is bound to a thread.
 unsafe impl Send for StreamCaches {}
 
 impl StreamCaches {
-    pub(super) const NEW: Self = Self { by_slot: Vec::new(), with_room: None };
+    pub(super) const NEW: Self =
+        Self { by_slot: Vec::new(), with_room: None, kept: None, freed: 0, is_repeated: false };
 
     fn place_of(&self, slot: usize) -> Result<usize, usize> {
         self.by_slot.binary_search_by_key(&slot, |(stream, _)| stream.slot)
@@ -168,8 +180,48 @@ impl StreamCaches {
         }
     }
 
+    /// Gives the magazine of the stream, whose magazines these are, room for the one large block that the thread keeps. It keeps none
+    /// now. `false` where the host has no memory.
+    pub(super) fn make_room_to_keep(
+        &mut self,
+        stream: StreamKey,
+        mut magazines: NonNull<Magazines>,
+        index: MagazineIndex,
+    ) -> bool {
+        // SAFETY: as in `of_or_add`.
+        let its = unsafe { magazines.as_mut() };
+        // Where it has room, that is left of throughput mode.
+        if !its.magazine(index).has_room() {
+            let Some(room) = Magazine::with_room(1) else { return false };
+            *its.magazine(index) = room;
+            self.list(stream, its);
+            self.kept = Some((magazines, index));
+        }
+        true
+    }
+
+    /// Notes the length of a large block that the thread is about to get from the arena.
+    pub(super) fn note_requested(&mut self, bytes: u64) {
+        self.is_repeated = bytes == self.freed;
+    }
+
+    /// Notes the length of a large block that the thread frees. Returns whether the thread asked for just that when it last freed one.
+    pub(super) fn note_freed(&mut self, bytes: u64) -> bool {
+        let before = std::mem::replace(&mut self.freed, bytes);
+        self.is_repeated && before == bytes
+    }
+
+    /// Gives the arena the large block that the thread keeps. Its magazine loses its room.
+    pub(super) fn give_up_kept(&mut self, totals: &Totals, arena: &mut Arena) {
+        if let Some((mut magazines, index)) = self.kept.take() {
+            // SAFETY: as in `of_or_add`: `clear` forgets what is kept.
+            unsafe { magazines.as_mut() }.vacate(index, totals, arena);
+        }
+    }
+
     /// Empties the magazines of every stream cache into the arena. Looks only at those that may hold something.
     pub(super) fn drain(&mut self, totals: &Totals, arena: &mut Arena) {
+        self.kept = None;
         while let Some(mut magazines) = self.with_room {
             // SAFETY: as in `of_or_add`: what is listed is there until `clear`.
             let magazines = unsafe { magazines.as_mut() };
@@ -184,7 +236,7 @@ impl StreamCaches {
     /// Drops all stream caches, which are empty. No owner has their magazines: it is outside, and its lock entries are
     /// closed, or it is the calling thread.
     pub(super) fn clear(&mut self) {
-        self.with_room = None;
+        (self.with_room, self.kept) = (None, None);
         for (_, magazines) in take(&mut self.by_slot) {
             // SAFETY: the pointer came from `try_box` (`of_or_add`), and is given up here only.
             drop(unsafe { Box::from_raw(magazines.as_ptr()) });

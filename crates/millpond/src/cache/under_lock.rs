@@ -1,17 +1,20 @@
 //! What the caches do under the pool's lock: opening what a thread caches; taking back what threads cache; counting.
 
+use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
 use super::Locked;
 use super::asymmetric_lock::Epoch;
 use super::caches::Caches;
-use super::stream_cache::StreamCaches;
+use super::sizes::MagazineIndex;
+use super::stream_cache::{Magazines, StreamCaches};
 use super::tally::{Tally, sum};
 use super::thread::ThreadCache;
 use super::thread_index::thread_id;
-use crate::extents::{Arena, Place};
+use crate::extents::{Arena, BlockDescriptor, Place};
 use crate::figures::stats::Stats;
 use crate::order::Stream;
+use crate::policy::caching::may_keep;
 
 impl Caches {
     /// The calling thread's cache, made if need be; `None` where it can have none.
@@ -29,17 +32,78 @@ impl Caches {
     /// many bytes are not cached now. Blocks of streams that are gone go to the arena.
     pub(crate) fn open(&self, lock: &mut Locked, bytes: u64, stream: &Stream, arena: &mut Arena) -> bool {
         stream.timeline().mark_if_wanted();
-        let may_be_cached = stream.timeline().may_be_marked_here();
-        if !self.caches_now(bytes) || !may_be_cached || lock.is_paused || !self.threads.may_open {
-            return false;
+        self.caches_now(bytes) && self.open_stream(lock, stream, arena).is_some()
+    }
+
+    fn open_stream(
+        &self,
+        lock: &mut Locked,
+        stream: &Stream,
+        arena: &mut Arena,
+    ) -> Option<(&ThreadCache, NonNull<Magazines>)> {
+        if !stream.timeline().may_be_marked_here() || lock.is_paused || !self.threads.may_open {
+            return None;
         }
-        let Some(cache) = self.join_slow(lock) else { return false };
+        let cache = self.join_slow(lock)?;
         // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
         let stream_caches = unsafe { cache.stream_caches_under_lock() };
         let magazines = stream_caches.of_or_add(stream, &self.totals, arena);
         let entry = magazines.filter(|_| !lock.entries_are_closed);
         cache.open(entry.map(|magazines| (stream.key(), magazines)));
-        magazines.is_some()
+        Some((cache, magazines?))
+    }
+
+    // ---- one large block, outside of throughput mode -----------------------------------------------------
+    //
+    // A thread that asks for what it just freed keeps that block the next time, for the next request of that length. It gives the block
+    // to the arena before it looks there for another large one, and before it frees another there. It keeps none where the next request
+    // of that length would get memory elsewhere. So a thread alone gets what it would get without. What others keep is taken back before
+    // anything is mapped, moved or created.
+
+    /// As [`open`](Self::open), for a block that the thread is about to free. A large one that is not cached now may have room then,
+    /// too: it is the one that the thread keeps.
+    pub(crate) fn open_to_free(
+        &self,
+        lock: &mut Locked,
+        descriptor: &BlockDescriptor,
+        stream: &Stream,
+        arena: &mut Arena,
+    ) -> bool {
+        let bytes = descriptor.bytes();
+        let is_repeated = self.stream_caches_for_large(lock, bytes).is_some_and(|mine| {
+            mine.give_up_kept(&self.totals, arena);
+            mine.note_freed(bytes)
+        });
+        if self.caches_now(bytes) {
+            return self.open(lock, bytes, stream, arena);
+        }
+        stream.timeline().mark_if_wanted();
+        if !is_repeated || !may_keep(bytes) || !arena.is_best_fit(descriptor.id()) {
+            return false;
+        }
+        let Some((cache, magazines)) = self.open_stream(lock, stream, arena) else { return false };
+        // SAFETY: the class is an allocated block's.
+        let index = unsafe { MagazineIndex::of_class(descriptor.class()) };
+        // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
+        let stream_caches = unsafe { cache.stream_caches_under_lock() };
+        stream_caches.make_room_to_keep(stream.key(), magazines, index)
+    }
+
+    /// Gives the arena the large block that the calling thread keeps: a request for so many bytes may fit there, if it is large, too.
+    pub(crate) fn give_up_kept(&self, lock: &mut Locked, bytes: u64, arena: &mut Arena) {
+        if let Some(mine) = self.stream_caches_for_large(lock, bytes) {
+            mine.give_up_kept(&self.totals, arena);
+            mine.note_requested(self.sizes.bytes(self.sizes.exact_units(bytes)));
+        }
+    }
+
+    /// What the calling thread caches, where so many bytes are large.
+    fn stream_caches_for_large<'a>(&'a self, _: &'a mut Locked, bytes: u64) -> Option<&'a mut StreamCaches> {
+        if self.sizes.is_rounded(bytes) {
+            return None;
+        }
+        // SAFETY: the cache is this thread's (`alloc`), which is not inside. Or it is the sentinel, which has no owner. The lock is held.
+        Some(unsafe { self.threads.mine().stream_caches_under_lock() })
     }
 
     // ---- taking back -------------------------------------------------------------------------------------

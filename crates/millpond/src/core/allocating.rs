@@ -190,6 +190,7 @@ fn try_alloc(core: &Core, (bytes, align): (u64, u64), stream: &Stream) -> Result
     let units = core.caches.sizes().units(bytes);
     // The second rung again, once the thread's cache is open.
     let (locked, arena) = state.for_caches();
+    core.caches.give_up_kept(locked, bytes, arena);
     if to.is_none()
         && align == 1
         && core.caches.open(locked, bytes, stream, arena)

@@ -84,7 +84,8 @@ fn free_plain(core: &Core, state: &mut PoolState, ptr: DevicePtr, stream: &Strea
     let Some(descriptor) = plain else { return false };
     let (locked, arena) = state.for_caches();
     let size = descriptor.bytes();
-    if core.caches.open(locked, size, stream, arena) && core.caches.free_without_entry(ptr, stream) {
+    let opened = core.caches.open_to_free(locked, descriptor, stream, arena);
+    if opened && core.caches.free_without_entry(ptr, stream) {
         return true;
     }
     if !descriptor.claim(ptr) {

@@ -227,6 +227,11 @@ impl Arena {
         Ok(ranges)
     }
 
+    /// Whether an allocated block would be where the next one of its length goes, if it was free.
+    pub(crate) fn is_best_fit(&self, id: ExtentId) -> bool {
+        self.map.is(id, ExtentState::Allocated) && self.map.is_best_fit(id)
+    }
+
     /// Bytes of the longest free extent: the largest request that needs no page.
     pub(crate) fn largest_free(&self) -> u64 {
         self.map.free().map(|id| self.map.bytes(id)).max().unwrap_or(0)

@@ -189,7 +189,10 @@ impl Scene {
 
     fn state(&self) -> (String, u64, u64, Vec<(DevicePtr, u64)>) {
         self.bench.pool.check().unwrap();
-        let backed = self.bench.pool.inner().state.lock().arenas.own.backed().unwrap();
+        let inner = self.bench.pool.inner();
+        // A request that fails has them emptied, too.
+        inner.empty_caches(&mut inner.state.lock());
+        let backed = inner.state.lock().arenas.own.backed().unwrap();
         // That the stream waited is not undone.
         let plan = self.plan().replace("wait for 1 streams; ", "");
         (plan, self.bench.pool.reserved().current, self.bench.pool.stats().requested.current, backed)

@@ -45,8 +45,11 @@ impl Bench {
         }
     }
 
+    /// With what the thread keeps.
     fn largest_free_mib(&self) -> u64 {
-        self.pool.inner().largest_free() / MIB
+        let inner = self.pool.inner();
+        inner.empty_caches(&mut inner.state.lock());
+        inner.largest_free() / MIB
     }
 
     fn reserved_mib(&self) -> u64 {

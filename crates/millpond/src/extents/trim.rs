@@ -185,6 +185,7 @@ mod tests {
         pool.free_block(block, &stream).unwrap();
         sim.fail_randomly(Call::Unreserve, 1.0);
         let inner = pool.inner();
+        inner.empty_caches(&mut inner.state.lock());
         super::super::fence_of_all_free(&inner.state.lock().arenas.own);
         inner.state.lock().arenas.tear_down().unwrap_err();
         sim.fail_no_more();

@@ -30,6 +30,16 @@ pub(crate) const MOST_BLOCKS: u64 = 64;
 /// The longest block that is cached, in throughput mode, and as many bytes as a magazine holds at most.
 pub(crate) const MOST_BYTES: u64 = 512 << 20;
 
+/// The longest block that a thread keeps outside of throughput mode. Other threads miss it there. (Jobs of one thread need the same
+/// without it.)
+const MOST_KEPT: u64 = 64 << 20;
+
+/// Whether a thread keeps a block of so many bytes outside of throughput mode, though it is not cached: one at a time. (Zero bytes wrap
+/// around.)
+pub(crate) fn may_keep(bytes: u64) -> bool {
+    bytes.wrapping_sub(1) < MOST_KEPT
+}
+
 /// Blocks in a magazine for blocks of so many bytes.
 pub(crate) fn room(bytes: u64) -> usize {
     (MOST_BYTES / bytes).min(MOST_BLOCKS) as usize

@@ -1,3 +1,4 @@
 //! Tests of whole pools that need to look inside.
 
+mod keeping;
 mod reserving;

@@ -40,6 +40,11 @@ impl Hole {
         self.key.0
     }
 
+    /// Whether it comes before another where both are long enough: the shorter one, then the one at the lower address.
+    pub(in crate::extents) fn fits_before(&self, other: &Self) -> bool {
+        self.key < other.key
+    }
+
     /// Its region and first unit.
     #[inline]
     pub(in crate::extents) fn place(&self) -> (u32, u64) {
