@@ -287,6 +287,17 @@ fn resources_do_what_rmm_asks_on_a_gpu() {
     }
 }
 
+/// But for its include, it names nothing of this library.
+#[test]
+fn a_program_of_the_simple_pool_runs_unchanged() {
+    let source = "../../../examples/cpp/mempool.cpp";
+    let text = std::fs::read_to_string(here().join("tests").join(source)).unwrap();
+    let mut code = text.lines().filter(|line| !line.starts_with("//"));
+    assert_eq!(code.next(), Some("#include <cuda_mempool.hpp>"));
+    assert!(!code.any(|line| line.contains("millpond") || line.contains("MILLPOND")));
+    check(source, Watch::Nothing);
+}
+
 /// The fenced blocks of a page that are in this language.
 fn blocks(page: &str, language: &str) -> Vec<String> {
     let path = here().join("../../docs").join(page);

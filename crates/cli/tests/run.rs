@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
+use millpond_replay::trace::Block;
+
 use crate::shared::{command, failure, read_json, stderr, stdout};
 
 fn sources() -> PathBuf {
@@ -250,6 +252,31 @@ fn figures_and_a_recording_are_written() {
         assert!(page.contains("</html>"), "{mode}");
         std::fs::remove_file(&report).unwrap();
     }
+}
+
+/// Whatever container or library asks the driver for it.
+#[test]
+fn call_sites_are_the_functions_of_a_program_in_cpp() {
+    let Some(folder) = built() else { return };
+    let source = sources().join("../cpp/sites.cpp");
+    let mut compiler = Command::new("g++");
+    compiler.args(["-std=c++17", "-g1", "-O1"]).arg(source).args(["./libcuda.so.1", "-o", "sites"]);
+    match compiler.current_dir(folder).output() {
+        Ok(output) => assert!(output.status.success(), "{}", stderr(&output)),
+        Err(_) => {
+            assert!(std::env::var_os("MILLPOND_REQUIRE_TOOLS").is_none(), "g++ is not installed");
+            return eprintln!("not run: g++ is not installed");
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let record = dir.path().join("run.mprec");
+    let mut run = run(&["--record", record.to_str().unwrap(), "--", "./sites"]);
+    stdout(&run.env("MILLPOND_RECORD_CALL_SITES", "1").output().unwrap());
+    let read = millpond_replay::read::read(&record, Default::default()).unwrap();
+    let [trace] = &read[..] else { panic!("one pool, not {}", read.len()) };
+    let innermost = |block: &Block| trace.stacks.frames(block.stack).next().map(|frame| &*frame.name);
+    let sites: Vec<_> = trace.blocks.iter().map(innermost).collect();
+    assert_eq!(sites, [Some("nn::Layer<float>::Layer"), Some("fill"), Some("plain")]);
 }
 
 #[test]

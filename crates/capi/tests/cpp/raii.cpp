@@ -433,6 +433,8 @@ static void captures_have_memory_of_their_own() {
                 assert(false);
             } catch (const Error &error) {
                 assert(error.status() == MILLPOND_STATUS_CAPTURE_UNDER_WAY);
+                // By the name that the class has here, in Rust and in Python.
+                assert(std::string(error.what()).find("this CapturePool of pool ") == 0);
             }
             kept = Buffer<char>(pool, 3 << 20, stream);
             const Buffer<char> beside(pool, 3 << 20, other);

@@ -534,7 +534,10 @@ fn mistakes_with_captures_are_errors() {
     let rig = Rig::new();
     let memory = rig.pool.capture_pool();
     let capturing = memory.begin(&rig.stream).unwrap();
-    assert!(matches!(memory.begin(&rig.other), Err(Error::CaptureUnderWay { .. })));
+    let under_way = memory.begin(&rig.other).unwrap_err();
+    assert!(matches!(under_way, Error::CaptureUnderWay { .. }));
+    let name = std::any::type_name::<CapturePool>().rsplit("::").next().unwrap();
+    assert!(under_way.to_string().starts_with(&format!("this {name} of pool ")), "{under_way}");
     let block = rig.pool.alloc(MIB, &rig.stream).unwrap();
     let inside = rig.pool.free_block(block.offset(512), &rig.stream).unwrap_err();
     assert!(matches!(inside, Error::InteriorPointer { .. }), "{inside}");
