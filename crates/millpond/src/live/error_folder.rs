@@ -116,7 +116,10 @@ mod tests {
         file_of_age(folder.path(), "5-6.json", Duration::ZERO);
         fs::create_dir(folder.path().join("7-8.json")).unwrap();
         ErrorFolder::open(folder.path()).unwrap().make_room().unwrap();
-        assert_eq!(names(folder.path()), [&others[..1], &["17-.json", "5-6.json", "7-8.json"], &others[2..]].concat());
+        assert_eq!(
+            names(folder.path()),
+            [&others[..1], &["17-.json", "5-6.json", "7-8.json"], &others[2..]].concat()
+        );
     }
 
     #[test]
