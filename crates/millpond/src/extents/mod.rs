@@ -24,12 +24,12 @@
 //! - `allocation`: one allocation and one free.
 //!
 //! **How one allocation passes through** ([`Arena::alloc`]):
-//! 1. A free extent that the stream may use, in the shortest hole that has one (`search`). A hole more than twice as long as the
-//!    block comes after those that lack pages. Where a better one might be ready by now, the device is asked (*opportunistic*).
+//! 1. A free extent that the stream may use, in the hole that fits best (`search`), or in one that fits a little worse and lacks
+//!    no page. Where a better one might be ready by now, the device is asked (*opportunistic*).
 //! 2. The same by making the stream wait (*internal dependencies*).
 //! 3. The same after joining neighbours that were kept apart because different streams freed them.
-//! 4. A *miss* is planned first (`planning`). Of the holes up to twice as long as the block, the place is in the one that lacks the
-//!    fewest pages (`placement`). Pages come back to their old mappings there. Then come parked pages, pages that free extents elsewhere
+//! 4. A *miss* is planned first (`planning`). The place is the hole that fits best, unless it lacks many more pages than another
+//!    (`placement`). Pages come back to their old mappings there. Then come parked pages, pages that free extents elsewhere
 //!    give (`donors`), and only then new ones.
 //! 5. The plan is carried out (`commit`). The host's memory for it is ensured. New pages are created. Then come
 //!    the mappings; if one fails, those before it are removed as old ones are, and new pages are parked. Then it is noted what lies where, which cannot

@@ -1,4 +1,4 @@
-//! Where an allocation goes that no free extent fits: of the holes that fit well, the one that lacks the fewest pages.
+//! Where an allocation goes that no free extent fits: the hole that fits best, or one that lacks fewer pages.
 
 use super::arena::Arena;
 use super::donors::{DonorPage, Donors};
@@ -8,7 +8,7 @@ use super::map::index::Hole;
 use super::search::Request;
 use crate::order::ReadinessQuery;
 use crate::physical::IdleMapping;
-use crate::policy::fit::{CANDIDATES, is_too_long};
+use crate::policy::fit::{CANDIDATES, misfit, most_missing};
 
 /// A place for an allocation that is not wholly backed yet.
 #[derive(Debug, Clone, Copy)]
@@ -49,17 +49,16 @@ impl<'a, 'b> Placer<'a, 'b> {
         Self { arena, donors, request, ready: arena.rules.query(request.stream) }
     }
 
-    /// The start or the end of the hole that lacks the fewest pages, of those that are not too long. `None` where only a new region has room.
+    /// The start or the end of a hole that fits well and lacks few pages. `None` where only a new region has room.
     pub(super) fn choose(mut self) -> Option<Placement> {
-        let (map, request, mut best) = (&self.arena.map, self.request, None::<Placement>);
+        let (map, request, mut best) = (&self.arena.map, self.request, None);
         for hole in request.holes(map) {
-            if best.is_some() && is_too_long(hole.units(), request.units) {
-                break;
-            }
+            let over = (hole.units() - request.units) >> map.layout.base_page_shift;
             for start in starts(map, hole, &request).into_iter().flatten() {
-                let fewer = best.map_or(Some(u64::MAX), |best| best.missing.checked_sub(1));
-                let Some(most) = fewer else { return best };
-                best = self.place(hole, start, most).or(best);
+                let least = best.map_or(u64::MAX, |(least, _)| least);
+                let Some(most) = most_missing(over, least) else { return best.map(|(_, place)| place) };
+                let place = self.place(hole, start, most);
+                best = place.map(|place| (misfit(over, place.missing), place)).or(best);
             }
         }
         // Work may be under way in all of these. What no block was in yet is the longest.
@@ -70,7 +69,7 @@ impl<'a, 'b> Placer<'a, 'b> {
                 self.place(hole, start, u64::MAX)
             })
         };
-        best.or_else(of_longest)
+        best.map(|(_, place)| place).or_else(of_longest)
     }
 
     /// The place in a hole that starts at a unit, if it lacks at most so many base pages.

@@ -1,13 +1,9 @@
 //! A plan says what happens, and a failure at any of its steps leaves everything as it was.
 
-use std::ops::Range;
 use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::map::extent::ExtentState;
-use super::map::index::Hole;
-use super::map::layout::Zone;
 use super::plan::Step;
 use crate::device::sim::Call;
 use crate::device::{DeviceError, DevicePtr};
@@ -99,64 +95,6 @@ proptest! {
                 Op::Trim { keep } => drop(bench.pool.trim_to(keep).unwrap()),
             }
             bench.pool.check().unwrap();
-        }
-    }
-}
-
-/// What a hole is to a block.
-#[derive(Debug)]
-struct Fit {
-    /// Where it lies.
-    hole: Range<DevicePtr>,
-    /// Base pages that lack a page, for a block at its start or its end: the lesser of both.
-    missing: u64,
-}
-
-/// The holes that a block of so many bytes fits into. No work is under way.
-fn fits(bench: &Bench, bytes: u64) -> Vec<Fit> {
-    let state = bench.pool.inner().state.lock();
-    let map = &state.arenas.own.map;
-    let units = bytes / map.layout.unit_bytes;
-    let missing = |hole: &Hole, start| -> u64 {
-        let window = (start, start + units);
-        let all = map.until(map.first_of(hole), window.1);
-        let unbacked = all.filter(|id| map[*id].end() > start && !map.is(*id, ExtentState::Free));
-        unbacked.map(|id| map.base_pages_in(id, window)).map(|(first, end)| end - first).sum()
-    };
-    let fit = |hole: &Hole| {
-        let (region, start) = hole.place();
-        let [from, to] =
-            [start, start + hole.units()].map(|unit| map.regions.address(region, unit, &map.layout));
-        Fit { hole: from..to, missing: missing(hole, start).min(missing(hole, start + hole.units() - units)) }
-    };
-    map.index.at_least(Zone::Large, units).map(fit).collect()
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 1 } else { 64 }, ..ProptestConfig::default() })]
-
-    #[test]
-    fn no_hole_up_to_twice_the_block_lacks_fewer_pages(
-        ops in prop::collection::vec((2..80u64, any::<prop::sample::Index>(), 0..9u8), 1..if cfg!(miri) { 10 } else { 200 }),
-    ) {
-        let bench = Bench::new(|builder| builder.page_sizes(2 * MIB, 2 * MIB).growth_allowance(0));
-        let mut live: Vec<DevicePtr> = Vec::new();
-        for (halves, which, chance) in ops {
-            if chance < 4 && !live.is_empty() {
-                let ptr = live.swap_remove(which.index(live.len()));
-                bench.pool.free_block(ptr, &bench.stream).unwrap();
-                continue;
-            }
-            let bytes = halves * MIB / 2;
-            let (fits, mapped) = (fits(&bench, bytes), bench.pool.stats().calls.map);
-            let ptr = bench.pool.alloc(bytes, &bench.stream).unwrap();
-            live.push(ptr);
-            let length = |fit: &Fit| fit.hole.end.raw() - fit.hole.start.raw();
-            let is_close = |fit: &&Fit| length(fit) <= 2 * bytes;
-            let Some(least) = fits.iter().filter(is_close).map(|fit| fit.missing).min() else { continue };
-            prop_assert!(bench.pool.stats().calls.map - mapped <= least, "{} bytes at {:?} in {:?}", bytes, ptr, fits);
-            let taken = fits.iter().find(|fit| fit.hole.contains(&ptr));
-            prop_assert!(taken.as_ref().is_some_and(is_close), "{} bytes at {:?} in {:?}", bytes, ptr, fits);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Finding a free extent that the stream may use: the hit path of an allocation, in three steps of rising cost.
 //!
-//! A block goes into no hole that is more than twice as long where a shorter one will do, whether pages back that or not: so holes
-//! stay long where pages come and go. Of those that are not, one that needs no page comes first: docs/lab/fit.md.
+//! A block goes into the hole that fits best, whether pages back that or not: so holes stay long where pages come and go. Next to
+//! that counts whether there are pages: docs/lab/pages.md.
 
 use super::arena::Arena;
 use super::coalescing;
@@ -12,7 +12,7 @@ use super::map::index::Hole;
 use super::map::layout::Zone;
 use crate::order::{Fence, Stream};
 use crate::physical::Refusal;
-use crate::policy::fit::{CANDIDATES, is_too_long};
+use crate::policy::fit::{CANDIDATES, MOST_EXTENTS, misfit};
 use crate::policy::ledger::Balance;
 
 /// How far the arena goes to allocate a block.
@@ -82,7 +82,7 @@ pub(super) struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// An extent that is ready, at the start of the shortest hole that has one and is not too long.
+    /// An extent that is ready, at the start of the hole that fits best, or of one that fits worse and lacks no page.
     pub(super) fn ready(&self) -> Option<Found> {
         let (found, passed_over) = self.look();
         // A better fit might be complete by now. Else the next best is cut up for nothing.
@@ -106,13 +106,15 @@ impl Search<'_> {
     }
 
     /// Shows the free extents that the request fits into, from the start of a hole on, and the unit to start at, until one `is_enough`.
-    /// The hole that fits best comes first. It ends where what is left is too long, and a shorter one lacks only pages.
+    /// The hole that fits best comes first. It ends where one that lacks a page fits better than what is left.
     #[inline(always)]
     fn search(&self, mut is_enough: impl FnMut(ExtentId, u64) -> bool) {
         let Self { arena: Arena { map, .. }, request } = *self;
-        let mut lacks_pages = false;
+        let base_pages = |units| units >> map.layout.base_page_shift;
+        let mut least = u64::MAX;
         for hole in request.holes(map) {
-            if lacks_pages && is_too_long(hole.units(), request.units) {
+            let over = base_pages(hole.units() - request.units);
+            if misfit(over, 0) > least {
                 return;
             }
             let (region, start) = hole.place();
@@ -131,7 +133,9 @@ impl Search<'_> {
                 }
                 is_backed |= fits;
             }
-            lacks_pages |= !is_backed;
+            if !is_backed {
+                least = least.min(misfit(over, missing(map, first, (at, at + request.units))));
+            }
         }
     }
 
@@ -164,4 +168,15 @@ impl Search<'_> {
         let may = self.arena.rules.wait_for(&self.arena.map[best.0].fence, self.request.stream)?;
         Ok(may.then_some(best))
     }
+}
+
+/// How many base pages lack a page in a window that begins in or behind this extent: one at least, and as far as it is looked.
+fn missing(map: &ExtentMap, first: ExtentId, window: (u64, u64)) -> u64 {
+    let all = map.until(first, window.1).take(MOST_EXTENTS);
+    let unbacked = all.filter(|id| !map.is(*id, ExtentState::Free));
+    let missing = unbacked.map(|id| {
+        let (first, end) = map.base_pages_in(id, window);
+        end.saturating_sub(first)
+    });
+    missing.sum::<u64>().max(1)
 }
