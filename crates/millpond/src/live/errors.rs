@@ -123,7 +123,9 @@ impl Ready {
         let process = Process { pid: std::process::id(), program: tamed(&comm), who: Who::of("self") };
         let SharedFolder { path, mode, .. } = shared_folder().map_err(|(_, what)| io::Error::other(what))?;
         let folder = path.join(FOLDER);
-        if let Err(error) = ErrorFolder::open(&folder).and_then(|folder| folder.make_room()) {
+        if let Err(error) = ErrorFolder::open(&folder).and_then(|folder| folder.make_room())
+            && error.kind() != io::ErrorKind::NotFound
+        {
             log!(DEBUG, "what processes ran out of before is not removed", error);
         }
         let names = ENDINGS.map(|ending| format!("{}{ending}", own_id()));
