@@ -583,14 +583,14 @@ fn classes_that_lend_blocks_stop_missing_within_the_allowance() {
     churn_of(large, &pool, &stream, || ());
     let after = pool.stats();
     assert_eq!(after.allocations - before.allocations, STEPS);
-    // 117 misses and 368 calls were measured; 14 and 44 where long pages were a 256th of what is held.
-    assert!(after.misses - before.misses < STEPS / 1_000, "{before:?} {after:?}");
-    assert!(after.calls.memory() - before.calls.memory() < STEPS / 300, "{before:?} {after:?}");
+    // 192 misses and 512 calls were measured; 117 and 368 where long pages were exchanged for short ones.
+    assert!(after.misses - before.misses < STEPS / 500, "{before:?} {after:?}");
+    assert!(after.calls.memory() - before.calls.memory() < STEPS / 200, "{before:?} {after:?}");
     assert!(
         after.reserved.high <= after.allocated.high + (5 << 30),
         "within the growth allowance: {after:?}"
     );
-    // 1.353, measured; the allowance would be 1.44.
+    // 1.337, measured; the allowance would be 1.44.
     assert!(after.reserved.high < after.allocated.high * 7 / 5, "{after:?}");
 }
 
