@@ -5,8 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::map::block_descriptor::BlockDescriptor;
-use super::map::extent::{ExtentId, ExtentState};
+use super::map::extent::{Extent, ExtentId, ExtentState};
 use super::map::extent_map::ExtentMap;
+use super::map::index::Hole;
 use super::map::layout::{Layout, Zone};
 use super::map::page_map::PageMap;
 use super::map::ranges::{Owner, Ranges};
@@ -227,9 +228,22 @@ impl Arena {
         Ok(ranges)
     }
 
-    /// Whether an allocated block would be where the next one of its length goes, if it was free.
+    /// Whether best fit would put a block of this allocated one's length just here, if this one was free: it lies at the start of the
+    /// hole that would be there, and no other hole fits better.
     pub(crate) fn is_best_fit(&self, id: ExtentId) -> bool {
-        self.map.is(id, ExtentState::Allocated) && self.map.is_best_fit(id)
+        let map = &self.map;
+        if !map.is(id, ExtentState::Allocated) {
+            return false;
+        }
+        let Extent { region, zone, start, units, link, .. } = map[id];
+        let hole = map.hole_between(region, link);
+        // Parts of it are holes now.
+        let is_elsewhere = |other: &&Hole| {
+            let (of, at) = other.place();
+            of != region || !(start..start + hole.units()).contains(&at)
+        };
+        hole.place() == (region, start)
+            && map.index.at_least(zone, units).find(is_elsewhere).is_none_or(|best| hole.fits_before(best))
     }
 
     /// Bytes of the longest free extent: the largest request that needs no page.

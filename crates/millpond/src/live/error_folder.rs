@@ -30,14 +30,13 @@ impl ErrorFolder {
 
     /// The folder, which is made if there is none. Who may write to the one `above` may write to it.
     pub(super) fn open_or_make(above: &Path, path: &Path) -> io::Result<Self> {
-        let made = fs::create_dir(path);
-        if let Err(error) = &made
-            && error.kind() != io::ErrorKind::AlreadyExists
-        {
-            return made.and_then(|()| Self::open(path));
-        }
+        let is_new = match fs::create_dir(path) {
+            Ok(()) => true,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
+            Err(error) => return Err(error),
+        };
         let folder = Self::open(path)?;
-        if made.is_ok() {
+        if is_new {
             let mode = fs::metadata(above)?.mode();
             folder.0.set_permissions(Permissions::from_mode(mode & 0o7777))?;
         }

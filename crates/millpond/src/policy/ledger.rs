@@ -99,8 +99,8 @@ pub(super) const MOST_PATHS: u32 = 4096;
 const MOST_OF_DEVICE: u64 = 32;
 const MOST_OF_LIVE: u64 = 4;
 
-/// What the growth allowance is at first: a few pages. (With a 32nd of what was ever live, and 64 MiB at most, fast jobs held
-/// 1.0095, not 1.0084, and those with blocks that grow needed 1.037, not 1.029. docs/lab/fit.md.)
+/// What the growth allowance is at first: a few pages. (With a 32nd of what was ever live, and 64 MiB at most, 86 recordings need and
+/// hold the same. docs/lab/fit.md.)
 const FIRST_GROWTH: u64 = 8 << 20;
 
 /// About what a block costs that is cut from free memory instead of taken from a magazine. An estimate: to measure it

@@ -20,7 +20,7 @@ pub(crate) fn is_rounded_in_throughput_mode(bytes: u64) -> bool {
 }
 
 /// Bytes that the class of a cached block may waste: an eighth of the longest. The pool may grow by as many, however little is live.
-/// (By 8 MiB, mixed sizes of up to 16 MiB on one thread took 420 ns a pair, not 28, and a block of 1 MiB that one thread hands to another
+/// (By 8 MiB, mixed sizes of up to 16 MiB on one thread took 420 ns a pair, not 28. A block of 1 MiB that one thread hands to another took
 /// three times as long.)
 pub(super) fn most_wasted() -> u64 {
     MOST_BYTES >> CLASS_BITS

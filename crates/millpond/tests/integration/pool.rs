@@ -584,8 +584,8 @@ fn classes_that_lend_blocks_stop_missing_within_the_allowance() {
     let after = pool.stats();
     assert_eq!(after.allocations - before.allocations, STEPS);
     // 192 misses and 512 calls were measured; 117 and 368 where long pages were exchanged for short ones.
-    assert!(after.misses - before.misses < STEPS / 500, "{before:?} {after:?}");
-    assert!(after.calls.memory() - before.calls.memory() < STEPS / 200, "{before:?} {after:?}");
+    assert!(after.misses - before.misses < STEPS / 700, "{before:?} {after:?}");
+    assert!(after.calls.memory() - before.calls.memory() < STEPS / 280, "{before:?} {after:?}");
     assert!(
         after.reserved.high <= after.allocated.high + (5 << 30),
         "within the growth allowance: {after:?}"

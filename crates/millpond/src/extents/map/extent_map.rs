@@ -387,24 +387,10 @@ impl ExtentMap {
 
     /// The hole between two neighbouring blocks of a region.
     #[inline]
-    fn hole_between(&self, region: u32, Link { prev, next }: Link) -> Hole {
+    pub(in crate::extents) fn hole_between(&self, region: u32, Link { prev, next }: Link) -> Hole {
         let start = prev.map_or(0, |prev| self.extents[prev].end());
         let end = || self.regions.get(region).bytes >> self.layout.unit_shift;
         Hole::new(region, (start, next.map_or_else(end, |next| self.extents[next].start)), prev)
-    }
-
-    /// Whether best fit would put a block of this one's length just here, if this one was free: it lies at the start of the hole that
-    /// would be there, and no other hole fits better.
-    pub(in crate::extents) fn is_best_fit(&self, id: ExtentId) -> bool {
-        let Extent { region, zone, start, units, link, .. } = self.extents[id];
-        let hole = self.hole_between(region, link);
-        // Parts of it are holes now.
-        let is_elsewhere = |other: &&Hole| {
-            let (of, at) = other.place();
-            of != region || !(start..start + hole.units()).contains(&at)
-        };
-        hole.place() == (region, start)
-            && self.index.at_least(zone, units).find(is_elsewhere).is_none_or(|best| hole.fits_before(best))
     }
 
     /// Links a block, which was cut out of the hole between others, with these.
