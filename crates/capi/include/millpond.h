@@ -878,7 +878,8 @@ millpond_status millpond_pool_evict(millpond_pool *tag,
                                     size_t *moved);
 
 // Ends an eviction: takes memory again, maps it where it was, and copies the bytes back. Later work on `stream` comes behind the
-// copies. After OUT_OF_MEMORY the tag is evicted as before: make room, and try again. A pool that is not evicted stays as it is.
+// copies: have other streams wait for that one first. After OUT_OF_MEMORY the tag is evicted as before: make room, and try again. A
+// pool that is not evicted stays as it is.
 millpond_status millpond_pool_restore(millpond_pool *tag,
                                       millpond_any_stream stream);
 

@@ -37,7 +37,8 @@ pub unsafe extern "C" fn millpond_pool_evict(
 }
 
 /// Ends an eviction: takes memory again, maps it where it was, and copies the bytes back. Later work on `stream` comes behind the
-/// copies. After OUT_OF_MEMORY the tag is evicted as before: make room, and try again. A pool that is not evicted stays as it is.
+/// copies: have other streams wait for that one first. After OUT_OF_MEMORY the tag is evicted as before: make room, and try again. A
+/// pool that is not evicted stays as it is.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_pool_restore(tag: *mut PoolHandle, stream: AnyStream) -> Status {
     boundary(|me| {

@@ -84,13 +84,18 @@ pub fn number_of(pool: &Pool) -> u64 {
     pool.inner().number
 }
 
-/// Makes later work on `stream` wait for the recorded uses of a live block, of which it is the stream. Null has none.
+/// Makes later work on `stream` wait for the recorded uses of a live block, of which it is the stream, and for the copies of a
+/// [restore](Pool::restore). Null has none.
 ///
 /// # Errors
-/// As for [`Pool::free`]. [`Error::Device`](crate::Error::Device) while one of the uses is being captured.
+/// As for [`Pool::free`]. [`Error::Asleep`](crate::Error::Asleep) and [`Error::Evicted`](crate::Error::Evicted). [`Error::Device`](crate::Error::Device) while one of the uses is being captured.
 pub fn wait_for_uses(pool: &Pool, ptr: DevicePtr, stream: &Stream) -> Result<()> {
     pool.inner().check_stream(stream)?;
-    if ptr.is_null() { Ok(()) } else { freeing::order_after_uses(pool.inner(), ptr, Some(stream)) }
+    if ptr.is_null() {
+        return Ok(());
+    }
+    let _awake = pool.inner().stay_awake_for(stream)?;
+    freeing::order_after_uses(pool.inner(), ptr, Some(stream))
 }
 
 /// Calls with the first `bytes` bytes of a live block as a [`Buffer`] on `stream`: so a binding's own blocks do what buffers

@@ -447,6 +447,8 @@ impl Pool {
 
     /// Ends an eviction: blocks are where they were. Later work on ``stream`` comes behind the copies of their bytes.
     ///
+    /// Other streams wait for the copies where a block shows or copies its bytes. Have them wait for ``stream`` before kernels use them.
+    ///
     /// Raises:
     ///     OutOfMemoryError: where memory is lacking. The tag is evicted as before: make room, and try again.
     #[pyo3(signature = (stream=None))]

@@ -23,7 +23,7 @@ pub(crate) fn trim(core: &Core, keep: u64) -> DeviceResult<u64> {
 fn trim_after(core: &Core, keep: u64, collect: impl FnOnce(&Core) -> bool) -> DeviceResult<u64> {
     core.timelines.check_process()?;
     if let Some(whole) = whole_with_pages(core).filter(|whole| !whole.gate.is_closed()) {
-        whole.state.lock().arenas.own.reap_arriving();
+        _ = whole.state.lock().arenas.own.reap_arriving();
     }
     if core.gate.is_closed() {
         // Nothing is cached then. And the lock may be taken until all is copied.
@@ -269,7 +269,7 @@ fn end(core: &Core) -> Result<()> {
     end_sleep(core);
     let waited = wait_for_free(core);
     if let Some(whole) = whole_with_pages(core) {
-        whole.state.lock().arenas.own.reap_arriving();
+        _ = whole.state.lock().arenas.own.reap_arriving();
     }
     let mut state = core.state.lock();
     let torn_down = state.arenas.tear_down();

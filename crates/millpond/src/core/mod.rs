@@ -4,7 +4,7 @@
 //! `sharing/`, `peers`, `managed`) uses it, and leaves here a hold, a route, or a closed gate. Their states are `pool/`'s.
 //!
 //! **The files**, from the ground up. Each uses only files that come before it:
-//! - Objects: `gate` (who may give work on the memory to the device), `holds` (what keeps a block where it is), `arenas` (where
+//! - Objects: `gate` (who may give work on the memory to the device), `last_restore` (what that work comes behind), `holds` (what keeps a block where it is), `arenas` (where
 //!   blocks lie), `routes` (which requests go to an arena that keeps its pages), `callbacks`, `registry` (the pools of a context).
 //! - `pool_core`: [`Core`], the state of a pool, with its checks, its figures and its recount.
 //! - `slow_path_time`, `limits`: what a pool knows of its time and its limits.
@@ -20,6 +20,7 @@ pub(crate) mod freeing;
 mod gate;
 pub(crate) mod giving_back;
 mod holds;
+mod last_restore;
 mod limits;
 pub(crate) mod making_room;
 mod pool_core;
@@ -36,6 +37,7 @@ pub(crate) use callbacks::Callbacks;
 pub use callbacks::{ObserverId, ReclaimId};
 pub(crate) use gate::Gate;
 pub(crate) use holds::{Hold, Holds};
+pub(crate) use last_restore::LastRestore;
 pub(crate) use pool_core::{Core, HasCore, PoolState};
 pub(crate) use registry::Registry;
 pub(crate) use routes::{Filter, Route, Routes};

@@ -13,6 +13,7 @@ use super::arenas::{ArenaId, Arenas};
 use super::callbacks::{Callbacks, Observer, Reclaimer};
 use super::gate::{Awake, Gate};
 use super::holds::Holds;
+use super::last_restore::LastRestore;
 use super::registry::Registry;
 use super::routes::Routes;
 use super::wrapping::Wrapping;
@@ -58,6 +59,7 @@ pub(crate) struct Core {
     pub(crate) reuse: Reuse,
     /// Closed while the pool sleeps.
     pub(crate) gate: Gate,
+    pub(crate) last_restore: LastRestore,
     pub(crate) holds: Holds,
     /// What stands between the program and its blocks.
     pub(crate) wrapping: Option<Arc<dyn Wrapping<Self>>>,
@@ -208,6 +210,13 @@ impl Core {
     /// Until this is dropped, the pool does not fall asleep. Who gives work on its memory to the device has one.
     pub(crate) fn stay_awake(&self) -> Result<Awake<'_>> {
         self.gate.enter().ok_or_else(|| self.error_asleep())
+    }
+
+    /// As [`stay_awake`](Self::stay_awake), for work on a live block that is given to this stream.
+    pub(crate) fn stay_awake_for(&self, stream: &Stream) -> Result<Awake<'_>> {
+        let awake = self.stay_awake()?;
+        self.last_restore.order(&self.timelines, stream)?;
+        Ok(awake)
     }
 
     /// Until this is dropped, the pool is neither put to sleep nor evicted: somebody uses its memory without asking it.

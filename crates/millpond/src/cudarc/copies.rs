@@ -45,8 +45,8 @@ impl<T: Pod> Buffer<T> {
         if self.byte_len() == 0 {
             return Ok(());
         }
-        let _awake = self.core().stay_awake()?;
         let stream = on.millpond();
+        let _awake = self.core().stay_awake_for(stream)?;
         let elsewhere = self.stream().id() != stream.id();
         if elsewhere {
             stream.wait_for(self.stream())?;

@@ -95,7 +95,8 @@ impl Evict {
             drop(evicted);
             return Err(out_of_memory_awaking(core, what));
         }
-        let waits = core.timelines.make_wait(&evicted.copies(), stream.timeline());
+        let copies = evicted.copies();
+        let waits = core.timelines.make_wait(&copies, stream.timeline());
         if waits != Ok(true) {
             evicted.leave_again(core)?;
             return Err(waits.err().unwrap_or_else(cannot_wait).into());
@@ -105,6 +106,7 @@ impl Evict {
         evicted.end();
         state.is_asleep = false;
         core.resume_caches(&mut state);
+        core.last_restore.begin(copies);
         core.gate.open();
         core.gate.note_evicted(false);
         drop(state);

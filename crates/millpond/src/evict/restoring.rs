@@ -18,8 +18,9 @@ const STUCK: &str = "a mapping of a page that another pool has now could not be 
 /// Why an attempt ended.
 enum Stopped {
     Refused(Refusal),
-    /// The old mapping of the page with this place in the list is in the way, and goes behind this fence.
-    Behind(usize, Fence),
+    /// The old mapping of the page with this place in the list is in the way, and goes behind this fence. With it, what the device
+    /// said where it refused to remove one.
+    Behind(usize, Fence, DeviceResult<()>),
 }
 
 impl From<DeviceError> for Stopped {
@@ -48,9 +49,10 @@ impl Evicted {
             match self.attempt(core, whole.as_deref(), Memory::Any) {
                 Ok(()) => return Ok(Ok(())),
                 Err(Stopped::Refused(refusal)) => return Ok(Err(refusal)),
-                Err(Stopped::Behind(page, fence)) => {
+                Err(Stopped::Behind(page, fence, removed)) => {
                     if core.timelines.is_complete(&fence) && was_in_the_way.replace(page) == Some(page) {
-                        return Err(DeviceError::Unavailable(STUCK.to_owned()).into());
+                        let stuck = || DeviceError::Unavailable(STUCK.to_owned());
+                        return Err(removed.err().unwrap_or_else(stuck).into());
                     }
                     // Without locks, as any wait.
                     core.timelines.wait_on_host(&fence)?;
@@ -109,9 +111,7 @@ impl Evicted {
         arenas: &mut Arenas,
         memory: Memory,
     ) -> std::result::Result<(), Stopped> {
-        if let Some(whole) = whole {
-            whole.state.lock().arenas.own.reap_arriving();
-        }
+        let removed = whole.map_or(Ok(()), |whole| whole.state.lock().arenas.own.reap_arriving());
         arenas.forget_gone();
         // The bytes are there behind the eviction's copies.
         let streams = self.streams(core)?;
@@ -125,7 +125,10 @@ impl Evicted {
             if let Some(whole) = whole {
                 self.find_memory(core, whole, arenas, batch.clone())?;
             }
-            self.wake_pages(arenas, batch.clone(), memory)?;
+            self.wake_pages(arenas, batch.clone(), memory).map_err(|stopped| match stopped {
+                Stopped::Behind(page, fence, _) => Stopped::Behind(page, fence, removed.clone()),
+                refused => refused,
+            })?;
             self.copy_back(core, arenas, batch)?;
         }
         Ok(())
@@ -172,7 +175,7 @@ impl Evicted {
             if let Some(handover) = record.leaves_behind() {
                 let mut fence = Fence::empty();
                 _ = fence.try_join(&handover.fence);
-                return Err(Stopped::Behind(at, fence));
+                return Err(Stopped::Behind(at, fence, Ok(())));
             }
             self.passed[at].is_intact &= !record.has_gone();
             // SAFETY: the page's home is there: nothing moves in a tag that is evicted. Its old mapping has gone, or is that page's.

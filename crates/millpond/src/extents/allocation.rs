@@ -153,7 +153,7 @@ impl Arena {
         if !has_pages || matches!(request.effort, Effort::TakeSegment) {
             return segments::back(self, request);
         }
-        self.reap_arriving();
+        _ = self.reap_arriving();
         self.old_mappings.settle(&mut self.map, &self.rules, &mut self.pages);
         let taken = self.pages.taken();
         let found = self.back_as_planned(request);

@@ -256,13 +256,14 @@ impl Arena {
         self.pages.counters.staying()
     }
 
-    /// Removes the mappings elsewhere of pages that other pools gave, as far as the work on them is complete.
-    pub(crate) fn reap_arriving(&mut self) {
+    /// Removes the mappings elsewhere of pages that other pools gave, as far as the work on them is complete. What the device says
+    /// where it refuses to remove one, which is then tried again at the next call.
+    pub(crate) fn reap_arriving(&mut self) -> DeviceResult<()> {
         let Self { rules, pages, .. } = self;
         passing::reap_arriving(pages, |fence| {
             rules.poll(fence);
             rules.timelines.reached(fence)
-        });
+        })
     }
 
     // ---- where pages lie -------------------------------------------------------------------------

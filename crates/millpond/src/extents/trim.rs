@@ -11,7 +11,7 @@ use crate::physical::{Home, PageId, passing, release_parked};
 
 /// Removes the old mappings whose work is complete. Never waits; a mapping that cannot be removed stays pending unmap.
 pub(crate) fn reap(arena: &mut Arena) {
-    arena.reap_arriving();
+    _ = arena.reap_arriving();
     arena.old_mappings.reap(&mut arena.map, &arena.rules, &mut arena.pages);
 }
 

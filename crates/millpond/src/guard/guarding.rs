@@ -406,7 +406,7 @@ impl Wrapping<Core> for Guarding {
             }
             return free_block(core, ptr, stream);
         };
-        let awake = core.stay_awake();
+        let awake = core.stay_awake_for(stream);
         if awake.is_err() || Self::leaves_alone(core, stream) {
             return free_block(core, block.start, stream);
         }

@@ -168,11 +168,15 @@ pub(crate) fn join_handovers(pages: &Pages, fence: &mut Fence) {
 }
 
 /// Removes the mappings elsewhere of pages that were received, as far as `reached` says that their fence is. One that cannot be
-/// removed is tried again.
-pub(crate) fn reap_arriving(pages: &mut Pages, reached: impl Fn(&Fence) -> Option<Reached>) {
+/// removed is tried again at the next call, and this one says what the device said.
+pub(crate) fn reap_arriving(
+    pages: &mut Pages,
+    reached: impl Fn(&Fence) -> Option<Reached>,
+) -> DeviceResult<()> {
     if pages.arriving.is_empty() {
-        return;
+        return Ok(());
     }
+    let mut all_removed = Ok(());
     let mut arriving = std::mem::take(&mut pages.arriving);
     let mut last = None;
     arriving.retain(|id| {
@@ -184,17 +188,23 @@ pub(crate) fn reap_arriving(pages: &mut Pages, reached: impl Fn(&Fence) -> Optio
             _ => reached(&handover.fence),
         };
         last = Some((Arc::as_ptr(handover), reached));
-        !reached.is_some_and(|reached| remove_elsewhere(pages, *id, reached))
+        let Some(reached) = reached else { return true };
+        let removed = remove_elsewhere(pages, *id, reached);
+        let stays = removed.is_err();
+        if stays {
+            all_removed = removed;
+        }
+        stays
     });
     pages.arriving = arriving;
+    all_removed
 }
 
-/// `false` where the device refuses.
-fn remove_elsewhere(pages: &mut Pages, id: PageId, reached: Reached) -> bool {
+fn remove_elsewhere(pages: &mut Pages, id: PageId, reached: Reached) -> DeviceResult<()> {
     let is_parked = pages.is_parked(id);
     pages.unpark(id);
     let elsewhere = pages.get_mut(id).elsewhere.take();
-    let is_gone = elsewhere.is_none_or(|elsewhere| {
+    let removed = elsewhere.map_or(Ok(()), |elsewhere| {
         // SAFETY: the page is mapped there since before it passed. The fence is that of the work on it, as who gave it
         // promised, and no later work uses the addresses until the page has left.
         let idle = unsafe { pages.lay_aside(id, elsewhere.at, reached) };
@@ -204,10 +214,10 @@ fn remove_elsewhere(pages: &mut Pages, id: PageId, reached: Reached) -> bool {
             Ok(()) => elsewhere.handover.remove(),
             Err(_) => pages.get_mut(id).elsewhere = Some(elsewhere),
         }
-        unmapped.is_ok()
+        unmapped
     });
     if is_parked {
         pages.park(id);
     }
-    is_gone
+    removed
 }

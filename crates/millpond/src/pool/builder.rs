@@ -10,7 +10,7 @@ use super::{Context, Pool, PoolParts};
 use crate::budgets::{Budget, Limits, budget_for};
 use crate::cache::{Caches, Locked, Sizes};
 use crate::core::recording::{start_checking, start_recording, start_tracking};
-use crate::core::{Arenas, Callbacks, Core, Gate, HasCore, Holds, PoolState, Registry, Routes};
+use crate::core::{Arenas, Callbacks, Core, Gate, HasCore, Holds, LastRestore, PoolState, Registry, Routes};
 use crate::decay;
 use crate::device::{Device, MemoryKind, PeerId, PeerSet};
 use crate::error::{Error, Result};
@@ -377,6 +377,7 @@ impl PoolBuilder {
             observers: Callbacks::default(),
             reuse: Reuse::new(self.reuse),
             gate: Gate::default(),
+            last_restore: LastRestore::default(),
             holds: Holds::default(),
             part_of: whole.map(|whole| Arc::downgrade(whole.inner()) as _),
             wrapping: guarding.clone().map(|guarding| guarding as _),

@@ -191,8 +191,8 @@ impl Pool {
     }
 
     /// Ends an [eviction](Self::evict): takes memory again, maps it where it was, and copies the bytes back. Later work on
-    /// `stream` comes behind the copies; other streams [wait for it](Stream::wait_for) first. A tag that is not evicted stays as it
-    /// is.
+    /// `stream` comes behind the copies. So does what a [`Buffer`](crate::Buffer) of the tag has other streams do. Kernels that are
+    /// given addresses on other streams have to [wait for it](Stream::wait_for) first. A tag that is not evicted stays as it is.
     ///
     /// The host waits only where the eviction's copies are under way, and the pool uses the pages already. Pages that nobody used
     /// meanwhile need no copy.

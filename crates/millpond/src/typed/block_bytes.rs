@@ -107,13 +107,13 @@ impl<'a> BlockBytes<'a> {
 
     // ---- order -----------------------------------------------------------------------------------
 
-    /// Before a write is given to the stream: orders it after the copies that read the block on other streams. Returns the
-    /// stream's handle, and what keeps the pool awake meanwhile. That is kept until the stream was given the write.
+    /// Before a write is given to the stream: orders it after the copies that read the block on other streams, and after a restore.
+    /// Returns the stream's handle, and what keeps the pool awake meanwhile. That is kept until the stream was given the write.
     pub(crate) fn begin_write(self) -> Result<(StreamHandle, impl Sized + use<'a>)> {
         self.pool.check_process()?;
         let handle = self.stream.handle_here()?;
         self.order_after_reads(Some(self.stream))?;
-        let awake = self.pool.stay_awake()?;
+        let awake = self.pool.stay_awake_for(self.stream)?;
         Ok((handle, (Writing(self), awake)))
     }
 
@@ -202,7 +202,7 @@ impl<'a> BlockBytes<'a> {
         if self.bytes > 0 {
             self.pool.check_process()?;
             let handle = self.stream.handle_here()?;
-            let awake = self.pool.stay_awake()?;
+            let awake = self.pool.stay_awake_for(self.stream)?;
             self.check_bytes()?;
             // SAFETY: the slice is writable for its length, and borrowed until the stream is synchronised below; any bytes are
             // a valid `T`. The block as in `set_bytes`.
@@ -244,7 +244,7 @@ impl<'a> BlockBytes<'a> {
             return self.copy_by_another_block(from);
         }
         let (handle, _awake) = self.begin_write()?;
-        let _from_awake = from.pool.stay_awake()?;
+        let _from_awake = from.pool.stay_awake_for(self.stream)?;
         let elsewhere = from.stream.id() != self.stream.id();
         if elsewhere {
             self.stream.wait_for(from.stream)?;
@@ -283,7 +283,7 @@ impl<'a> BlockBytes<'a> {
             stream.check_not_captured("Buffer::copy_from", "copy between GPUs")?;
         }
         let (handle, _awake) = self.begin_write()?;
-        let _from_awake = from.pool.stay_awake()?;
+        let _from_awake = from.pool.stay_awake_for(from.stream)?;
         self.stream.wait_for(from.stream)?;
         let (copying, has_access) = from.pool.peer_copies.begin(from.pool, from.block, own)?;
         let is_on_host = |pool: &Core| pool.device.properties().memory != MemoryKind::Device;

@@ -906,6 +906,8 @@ fn whichever_call_fails_it_is_there_or_evicted_and_can_be_tried_again() {
                 let done = what();
                 [&pool, &tag].iter().for_each(|pool| pool.check().unwrap());
                 sim.fail_no_more();
+                let said = done.as_ref().map_or_else(ToString::to_string, |()| "asked for".to_owned());
+                assert!(said.contains("asked for"), "{call:?} {nth} {twice}: {said}");
                 done.is_ok()
             };
             let evicted = settle(&|| tag.evict(&stream).map(drop));
@@ -975,4 +977,23 @@ fn no_byte_is_lost_whichever_call_fails() {
         pool.trim_to(0).unwrap();
     }
     assert!(failed > 5 && used > 5, "{failed} failed, and the memory was used {used} times");
+}
+
+#[test]
+fn a_mapping_that_the_device_never_removes_is_its_error_and_the_tag_stays_evicted() {
+    let Simulated { sim, pool, tag, block, stream, .. } = simulated(100 * MIB);
+    tag.evict(&stream).unwrap();
+    // The tag's mappings are there until the copies are complete.
+    let other = pool.alloc(100 * MIB, &stream).unwrap();
+    for nth in 1..1000 {
+        sim.fail_next(Call::Unmap, nth, DeviceError::Unavailable("asked for".to_owned()));
+    }
+    let said = tag.restore(&stream).unwrap_err().to_string();
+    assert!(said.contains("asked for"), "{said}");
+    assert!(tag.is_evicted());
+    sim.fail_no_more();
+    tag.restore(&stream).unwrap();
+    [&pool, &tag].iter().for_each(|pool| pool.check().unwrap());
+    tag.free_block(block, &stream).unwrap();
+    pool.free_block(other, &stream).unwrap();
 }

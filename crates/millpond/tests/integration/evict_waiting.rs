@@ -1,11 +1,13 @@
-//! Evictions hold no lock while copies are waited for: these may come behind a function of the host that asks the tag for something.
+//! What waits for copies: evictions hold no lock meanwhile, since the copies may come behind a function of the host that asks the tag
+//! for something, and each stream that uses a tag's buffers comes behind its restore.
 
 use std::sync::mpsc::{Sender, channel};
 use std::thread::{sleep, spawn, yield_now};
 use std::time::Duration;
 
 use millpond::device::host::{HostDevice, HostOptions};
-use millpond::{Context, Error, Keep, Pool, Stream};
+use millpond::testing::capturing::CapturingDevice;
+use millpond::{Buffer, Context, Error, Keep, Pool, Result, Stream};
 
 use crate::shared::{Freeing, MIB};
 
@@ -120,4 +122,80 @@ fn a_tag_that_leaves_again_without_its_pool_waits_without_a_lock() {
     tag.check().unwrap();
     tag.free_block(block, &stream).unwrap();
     [stays, other].into_iter().for_each(|block| context.free_block(block, &stream).unwrap());
+}
+
+/// A tag's buffers on a stream of their own, while its bytes are to come back behind work of another stream.
+struct ComingBack {
+    pool: Pool,
+    tag: Pool,
+    buffers: [Buffer<u8>; 2],
+    /// That of the buffers.
+    own: Stream,
+    /// Ends the work that the bytes come behind.
+    tell: Sender<()>,
+}
+
+fn coming_back(context: &Context) -> ComingBack {
+    let pool = Pool::builder(context).page_sizes(2 * MIB, 2 * MIB).build().unwrap();
+    let tag = pool.tagged("optimizer").unwrap();
+    let [other, own] = [0; 2].map(|_| context.create_stream().unwrap());
+    let buffers = [7, 8].map(|value| Buffer::from_slice(&tag, &vec![value; 5 << 20], &own).unwrap());
+    tag.evict(&other).unwrap();
+    let used = Buffer::from_slice(&pool, &vec![9_u8; 20 << 20], &other).unwrap();
+    other.synchronize().unwrap();
+    let (tell, told) = channel::<()>();
+    other.launch_host(move || _ = told.recv()).unwrap();
+    drop(used);
+    tag.restore(&other).unwrap();
+    ComingBack { pool, tag, buffers, own, tell }
+}
+
+fn host() -> std::sync::Arc<HostDevice> {
+    HostDevice::with_options(HostOptions::default().capacity(256 * MIB)).unwrap()
+}
+
+#[test]
+fn each_stream_that_uses_buffers_of_a_tag_comes_behind_its_restore() {
+    let context = Context::new(host());
+    let ComingBack { pool, tag, buffers: [one, mut other], own, tell } = coming_back(&context);
+    // A copy on a third stream, and one on the buffers' own.
+    let third = context.create_stream().unwrap();
+    let mut copies = [&own, &third].map(|on| Buffer::<u8>::new(&pool, 5 << 20, on).unwrap());
+    copies.iter_mut().try_for_each(|copy| copy.copy_from(&one)).unwrap();
+    other.fill(10).unwrap();
+    for _ in 0..50 {
+        assert!(!own.is_idle().unwrap() && !third.is_idle().unwrap(), "the bytes are not back");
+        sleep(Duration::from_millis(1));
+    }
+    // Who uses nothing of the tag does not wait.
+    let beside = Pool::builder(&context).build().unwrap();
+    let free = Buffer::from_slice(&beside, &[11_u8; 100], &context.create_stream().unwrap()).unwrap();
+    assert_eq!(free.to_vec(), Ok(vec![11; 100]));
+    tell.send(()).unwrap();
+    assert!(copies.iter().all(|copy| copy.to_vec() == Ok(vec![7; 5 << 20])));
+    assert!(one.to_vec() == Ok(vec![7; 5 << 20]) && other.to_vec() == Ok(vec![10; 5 << 20]));
+    drop([one, other]);
+    [&pool, &tag].iter().for_each(|pool| pool.check().unwrap());
+}
+
+#[test]
+fn a_stream_that_is_captured_before_the_restore_is_complete_says_so() {
+    let device = CapturingDevice::new(host());
+    let context = Context::new(device.clone());
+    let ComingBack { pool, buffers: [mut one, _other], own, tell, .. } = coming_back(&context);
+    // Its end waits for the device.
+    let memory = pool.capture_pool();
+    let capture = |during: &mut dyn FnMut() -> Result<()>| {
+        let capturing = memory.begin(&own).unwrap();
+        device.begin_capture(own.handle()).unwrap();
+        let done = during();
+        device.end_capture(own.handle()).expect("no rule was broken");
+        drop(capturing);
+        done
+    };
+    let said = capture(&mut || one.fill(1)).map_err(|error| error.to_string());
+    tell.send(()).unwrap();
+    assert!(said.as_ref().is_err_and(|said| said.contains("before the capture")), "{said:?}");
+    context.synchronize().unwrap();
+    capture(&mut || one.fill(1)).unwrap();
 }

@@ -101,7 +101,7 @@ impl World {
         let lent = std::mem::take(&mut self.lent).into_iter().filter(is_short).collect();
         self.lent = lent;
         self.pools[0].wake().unwrap();
-        self.restore(0).unwrap();
+        self.pools[TAG].restore(&self.streams[0]).unwrap();
         while !self.lent.is_empty() {
             self.take(Step::TakeBack { stream: 0 }).unwrap();
         }
@@ -340,7 +340,7 @@ impl World {
             }
             Step::NewStream { stream } => self.streams[stream] = self.context.create_stream()?,
             Step::Evict { stream } => _ = self.pools[TAG].evict(&self.streams[stream])?,
-            Step::Restore { stream } => self.restore(stream)?,
+            Step::Restore { stream } => self.pools[TAG].restore(&self.streams[stream])?,
             Step::RestoreEarly { is_whole } if is_whole => self.pools[TAG].restore_ahead()?,
             Step::RestoreEarly { .. } => _ = self.pools[TAG].restore_free()?,
             Step::Sleep => _ = self.pools[0].sleep(Keep::InPinnedMemory)?,
@@ -349,19 +349,6 @@ impl World {
             Step::Synchronize => self.context.synchronize()?,
         }
         Ok(())
-    }
-
-    /// The program has all streams of the tag's buffers wait for the one that the tag came back on.
-    fn restore(&self, stream: usize) -> Result<()> {
-        let stream = &self.streams[stream];
-        self.pools[TAG].restore(stream)?;
-        let on = stream.clone();
-        self.worker.run(move |own| own.wait_for(&on))?;
-        let of_tag = self.blocks.iter().filter(|block| block.pool == TAG);
-        of_tag
-            .map(|block| block.buffer.stream())
-            .chain(&self.streams)
-            .try_for_each(|other| other.wait_for(stream))
     }
 }
 
