@@ -102,6 +102,15 @@ pub(crate) unsafe trait SizedStruct: Copy {
 /// Longer than any struct of the header will be: a size beyond it is garbage.
 const LARGEST_STRUCT: usize = 4096;
 
+/// The size of some version of the struct: all begin with a `usize`, so that none ends within a pointer.
+fn check_size<T: SizedStruct>(size: usize) -> Result<usize, Failure> {
+    let is_possible = (size_of::<usize>()..=LARGEST_STRUCT).contains(&size);
+    if is_possible && size.is_multiple_of(align_of::<usize>()) {
+        return Ok(size);
+    }
+    Err(Failure::BadStruct { what: T::NAME, found: size })
+}
+
 /// What the struct's first field says.
 ///
 /// # Safety
@@ -109,10 +118,7 @@ const LARGEST_STRUCT: usize = 4096;
 unsafe fn size_of_struct<T: SizedStruct>(at: *const T) -> Result<usize, Failure> {
     // SAFETY: as promised to this function; alignment is not asked of the caller.
     let size = unsafe { at.cast::<usize>().read_unaligned() };
-    if size < size_of::<usize>() || size > LARGEST_STRUCT {
-        return Err(Failure::BadStruct { what: T::NAME, found: size });
-    }
-    Ok(size)
+    check_size::<T>(size)
 }
 
 /// Reads a struct that may be shorter or longer than ours. Fields that the caller's does not have are as in
@@ -179,9 +185,7 @@ pub(crate) unsafe fn init_struct<T: SizedStruct>(
     if at.is_null() {
         return Err(Failure::Null("options"));
     }
-    if size < size_of::<usize>() || size > LARGEST_STRUCT {
-        return Err(Failure::BadStruct { what: T::NAME, found: size });
-    }
+    let size = check_size::<T>(size)?;
     // SAFETY: valid for `size` bytes; the shorter of both sizes is copied, and what is beyond ours is set to zero.
     unsafe {
         at.cast::<u8>().write_bytes(0, size);

@@ -229,6 +229,10 @@ static void structs(void) {
     FAILS(millpond_pool_stats(pool, NULL), NULL_ARGUMENT, "`stats` is null");
     FAILS(millpond_pool_options_init(NULL, sizeof options), NULL_ARGUMENT, "`options` is null");
     FAILS(millpond_pool_options_init(&options, 3), BAD_OPTION, "3 bytes");
+    /* Half of a pointer is none. */
+    options.size = offsetof(millpond_pool_options, name) + 4;
+    FAILS(millpond_pool_create(context, &options, &made), BAD_OPTION, "12 bytes");
+    FAILS(millpond_pool_options_init(&options, 12), BAD_OPTION, "12 bytes");
 
     /* An older program's struct ends after the name; a newer one's has more fields. */
     OK(millpond_pool_options_init(&options, offsetof(millpond_pool_options, hard_limit)));

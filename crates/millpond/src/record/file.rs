@@ -170,7 +170,8 @@ fn refuse_removed(file: &Metadata) -> io::Result<()> {
 fn old_name(path: &Path) -> io::Result<PathBuf> {
     let mut old = path.to_owned().into_os_string();
     old.push(".old");
-    match File::open(&old) {
+    // A pipe without a writer is no recording, and is not waited for.
+    match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&old) {
         Ok(older) => refuse_what_is_no_recording(Path::new(&old), &older)?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),

@@ -294,6 +294,17 @@ fn a_pipe_does_not_rotate() {
     assert!(error.contains("it cannot rotate"), "{error}");
 }
 
+#[test]
+fn a_pipe_beside_the_recording_is_no_older_one_and_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let old = folder.path().join("run.mprec.old");
+    rustix::fs::mknodat(rustix::fs::CWD, &old, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let (pool, _) = pool();
+    let options = record::Options::new(folder.path().join("run.mprec"));
+    let error = pool.start_recording(options.rotate(true)).unwrap_err().to_string();
+    assert!(error.contains("is not a recording") && old.exists(), "{error}");
+}
+
 // ---- other processes ---------------------------------------------------------------------------------
 
 /// Runs [`as_another_process`] in a process of its own.
