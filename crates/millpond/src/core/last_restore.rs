@@ -23,9 +23,9 @@ impl LastRestore {
         self.is_under_way.store(true, Ordering::Relaxed);
     }
 
-    /// Orders what `stream` is given next behind the copies. The caller is inside the gate.
+    /// Orders what `stream` is given next behind the copies.
     #[inline]
-    pub(super) fn order(&self, timelines: &Timelines, stream: &Stream) -> DeviceResult<()> {
+    pub(crate) fn order(&self, timelines: &Timelines, stream: &Stream) -> DeviceResult<()> {
         // Relaxed: as in `begin`. Who sees that they are complete reads memory that nobody writes to any more.
         if self.is_under_way.load(Ordering::Relaxed) { self.order_slow(timelines, stream) } else { Ok(()) }
     }

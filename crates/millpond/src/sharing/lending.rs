@@ -175,6 +175,8 @@ pub(crate) fn share(
     // SAFETY: it was created above.
     let event = Arc::new(unsafe { OwnedEvent::new(core.timelines.device(), handle) });
     let event = SharedEvent { event, timelines: core.timelines.clone(), lease: None };
+    // The event is to come behind all bytes.
+    core.last_restore.order(&core.timelines, stream)?;
     event.record(stream)?;
     let (lent, lease) = Lent::new()?;
     let loan = Loan { lent, _event: event.event.clone() };

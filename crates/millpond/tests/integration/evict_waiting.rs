@@ -179,6 +179,20 @@ fn each_stream_that_uses_buffers_of_a_tag_comes_behind_its_restore() {
 }
 
 #[test]
+fn what_is_shared_after_a_restore_comes_behind_it() {
+    let context = Context::new(host());
+    let ComingBack { pool: _pool, buffers: [one, _other], tell, .. } = coming_back(&context);
+    let shared = one.share().unwrap();
+    for _ in 0..50 {
+        assert!(!shared.event().query().unwrap(), "the bytes are not back");
+        sleep(Duration::from_millis(1));
+    }
+    tell.send(()).unwrap();
+    context.synchronize().unwrap();
+    assert!(shared.event().query().unwrap());
+}
+
+#[test]
 fn a_stream_that_is_captured_before_the_restore_is_complete_says_so() {
     let device = CapturingDevice::new(host());
     let context = Context::new(device.clone());
