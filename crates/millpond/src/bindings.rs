@@ -88,7 +88,8 @@ pub fn number_of(pool: &Pool) -> u64 {
 /// [restore](Pool::restore). Null has none.
 ///
 /// # Errors
-/// As for [`Pool::free`]. [`Error::Asleep`](crate::Error::Asleep) and [`Error::Evicted`](crate::Error::Evicted). [`Error::Device`](crate::Error::Device) while one of the uses is being captured.
+/// As for [`Pool::free`]. [`Error::Asleep`](crate::Error::Asleep) and [`Error::Evicted`](crate::Error::Evicted).
+/// [`Error::Device`](crate::Error::Device) while one of the uses is being captured.
 pub fn wait_for_uses(pool: &Pool, ptr: DevicePtr, stream: &Stream) -> Result<()> {
     pool.inner().check_stream(stream)?;
     if ptr.is_null() {

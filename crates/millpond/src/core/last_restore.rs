@@ -26,8 +26,8 @@ impl LastRestore {
     /// Orders what `stream` is given next behind the copies.
     #[inline]
     pub(crate) fn order(&self, timelines: &Timelines, stream: &Stream) -> DeviceResult<()> {
-        // Relaxed: as in `begin`. Who sees that they are complete reads memory that nobody writes to any more.
-        if self.is_under_way.load(Ordering::Relaxed) { self.order_slow(timelines, stream) } else { Ok(()) }
+        // Acquire: pairs with the Release in `order_slow`, so that what the copies wrote is there.
+        if self.is_under_way.load(Ordering::Acquire) { self.order_slow(timelines, stream) } else { Ok(()) }
     }
 
     #[cold]
@@ -46,8 +46,8 @@ impl LastRestore {
                         given to restore, before the capture";
             return Err(DeviceError::Invalid { call: "Pool::restore", what: what.to_owned() });
         }
-        // Under the lock: no restore has begun since.
-        self.is_under_way.store(false, Ordering::Relaxed);
+        // Under the lock: no restore has begun since. Release: as in `order`.
+        self.is_under_way.store(false, Ordering::Release);
         Ok(())
     }
 }

@@ -4,8 +4,9 @@
 //! `sharing/`, `peers`, `managed`) uses it, and leaves here a hold, a route, or a closed gate. Their states are `pool/`'s.
 //!
 //! **The files**, from the ground up. Each uses only files that come before it:
-//! - Objects: `gate` (who may give work on the memory to the device), `last_restore` (what that work comes behind), `holds` (what keeps a block where it is), `arenas` (where
-//!   blocks lie), `routes` (which requests go to an arena that keeps its pages), `callbacks`, `registry` (the pools of a context).
+//! - Objects: `gate` (who may give work on the memory to the device), `last_restore` (what that work comes behind), `holds` (what keeps
+//!   a block where it is), `arenas` (where blocks lie), `routes` (which requests go to an arena that keeps its pages), `callbacks`,
+//!   `registry` (the pools of a context).
 //! - `pool_core`: [`Core`], the state of a pool, with its checks, its figures and its recount.
 //! - `slow_path_time`, `limits`: what a pool knows of its time and its limits.
 //! - `giving_back`, then `freeing`: how memory goes back to the device, and blocks to the pool.

@@ -59,7 +59,8 @@ impl Told {
     }
 }
 
-/// Completes with the work before the event. No thread waits meanwhile: one of the device's, or its driver's, wakes the task.
+/// Completes with the work before the event. No thread waits meanwhile: one of the device's, or its driver's, wakes the task. Where
+/// the device fails meanwhile, CUDA wakes nobody: a timeout that polls once more ends in the error.
 ///
 /// ```
 /// use millpond::{Buffer, Context, Pool};
@@ -101,11 +102,12 @@ impl Future for Event {
         if let Some(told) = &event.told {
             *told.waker.lock() = Some(task.waker().clone());
             // After the waker is there, so that who tells later finds it. Acquire: pairs with the Release in `tell`.
-            if !told.is_complete.load(Ordering::Acquire) {
-                return Poll::Pending;
+            if told.is_complete.load(Ordering::Acquire) {
+                event.timelines.note_synchronized(&event.clock);
+                return Poll::Ready(Ok(()));
             }
-            event.timelines.note_synchronized(&event.clock);
-            return Poll::Ready(Ok(()));
+            // A device that has failed tells nobody: who asks again learns of it.
+            return if event.query()? { Poll::Ready(Ok(())) } else { Poll::Pending };
         }
         if event.query()? {
             return Poll::Ready(Ok(()));

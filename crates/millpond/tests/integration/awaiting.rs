@@ -8,9 +8,9 @@ use std::task::{Context as Task, Poll, Wake, Waker};
 use std::thread::{Thread, current, park, sleep};
 use std::time::Duration;
 
-use millpond::device::DeviceError;
 use millpond::device::host::HostDevice;
 use millpond::device::sim::Call;
+use millpond::device::{Device, DeviceError, DeviceResult, EventHandle, Forward};
 use millpond::testing::capturing::CapturingDevice;
 use millpond::testing::checker::CheckerDevice;
 use millpond::{Buffer, Context, Error, Pool, Result};
@@ -98,6 +98,43 @@ fn a_task_that_awaits_an_event_is_woken_once() {
         wakes.join().unwrap();
         assert_eq!(buffer.to_vec().unwrap(), [7; 4]);
     }
+}
+
+/// A device that fails at some time, and tells nobody.
+#[derive(Debug)]
+struct Failed(Arc<dyn Device>, AtomicBool);
+
+// SAFETY: all is passed on, but for a question that is refused and changes nothing.
+unsafe impl Forward for Failed {
+    fn below(&self) -> &dyn Device {
+        &*self.0
+    }
+
+    unsafe fn query_event(&self, event: EventHandle) -> DeviceResult<bool> {
+        if self.1.load(Ordering::Relaxed) {
+            return Err(DeviceError::Unavailable("it fell off the bus".to_owned()));
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.0.query_event(event) }
+    }
+}
+
+#[test]
+fn who_asks_an_awaited_event_again_learns_that_the_device_failed() {
+    let device = Arc::new(Failed(HostDevice::new().unwrap(), AtomicBool::new(false)));
+    let context = Context::new(device.clone());
+    let stream = context.create_stream().unwrap();
+    let (blocks, goes_on) = mpsc::channel::<()>();
+    stream.launch_host(move || goes_on.recv().unwrap()).unwrap();
+    let mut event = pin!(stream.record().unwrap());
+    let mut poll = || event.as_mut().poll(&mut Task::from_waker(Waker::noop()));
+    assert_eq!(poll(), Poll::Pending);
+    assert_eq!(poll(), Poll::Pending);
+    device.1.store(true, Ordering::Relaxed);
+    assert!(matches!(poll(), Poll::Ready(Err(Error::Device(_)))));
+    device.1.store(false, Ordering::Relaxed);
+    blocks.send(()).unwrap();
+    context.synchronize().unwrap();
 }
 
 #[test]
