@@ -19,9 +19,15 @@ pub(crate) fn finish(mut thread: ProgramThread<'_>) -> Verdict {
             return Err(Finding::wrong("a stream could not be synchronised at the end"));
         }
     }
+    // What came back early leaves again: another may need the memory.
+    for tag in 0..SLOTS {
+        if thread.presence[tag] == Presence::Evicted {
+            evict(&mut thread, tag, 0)?;
+        }
+    }
     // Together they may hold more than there is. So what is here goes before another comes back.
     for pool in 0..SLOTS {
-        if thread.presence[pool] == Presence::Evicted && ends_evicted(&mut thread, pool)? {
+        if thread.presence[pool] == Presence::Evicted && ends_evicted(&thread, pool) {
             continue;
         }
         if thread.presence[pool] != Presence::Here {
@@ -33,11 +39,9 @@ pub(crate) fn finish(mut thread: ProgramThread<'_>) -> Verdict {
 }
 
 /// Whether a tag is left evicted, as in half of the programs: unless it holds a page that could not leave, which was mapped twice.
-fn ends_evicted(thread: &mut ProgramThread<'_>, tag: usize) -> Verdict<bool> {
-    // What came back early leaves again.
-    evict(thread, tag, 0)?;
+fn ends_evicted(thread: &ProgramThread<'_>, tag: usize) -> bool {
     let holds_nothing = thread.stage.pools[tag].read().pool.reserved().current == 0;
-    Ok(holds_nothing && thread.stage.setup.seed.is_multiple_of(2))
+    holds_nothing && thread.stage.setup.seed.is_multiple_of(2)
 }
 
 /// Frees the blocks whose memory is here, and gives it back.

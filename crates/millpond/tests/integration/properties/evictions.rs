@@ -451,6 +451,10 @@ impl World {
     /// Everything comes back with its bytes, one pool after another, and goes.
     fn end(mut self) -> Verdict {
         self.works();
+        // Of what came back early, another may need the memory.
+        for tag in TAGS.filter(|tag| self.presence[*tag] == Presence::Evicted).collect::<Vec<_>>() {
+            self.evict(tag, 0)?;
+        }
         loop {
             while let Some(here) = self.blocks.iter().position(|block| block.checked.is_some()) {
                 self.free(here)?;
