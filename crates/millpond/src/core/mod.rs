@@ -1,11 +1,13 @@
 //! `core/`: one allocation as one ladder, one free, making room, limits, and giving back. It owns the one lock of a pool.
 //!
 //! Uses `cache/`, `extents/`, `record/` and what is below them. It names no feature: what stands beside it (`capture`, `sleep/`,
-//! `sharing/`, `peers`, `managed`) uses it, and leaves here a hold, a route, or a closed gate. Their states are `pool/`'s.
+//! `sharing/`, `peers`, `managed`) uses it, and leaves here a hold, a route, a closed gate, or a restore's copies. Their states are
+//! `pool/`'s.
 //!
 //! **The files**, from the ground up. Each uses only files that come before it:
-//! - Objects: `gate` (who may give work on the memory to the device), `last_restore` (what that work comes behind), `holds` (what keeps
-//!   a block where it is), `arenas` (where blocks lie), `routes` (which requests go to an arena that keeps its pages), `callbacks`,
+//! - Objects of the memory: `gate` (who may give work on it to the device), `last_restore` (what that work comes behind), `holds`
+//!   (what keeps a block where it is).
+//! - Objects of requests: `arenas` (where blocks lie), `routes` (which requests go to an arena that keeps its pages), `callbacks`,
 //!   `registry` (the pools of a context).
 //! - `pool_core`: [`Core`], the state of a pool, with its checks, its figures and its recount.
 //! - `slow_path_time`, `limits`: what a pool knows of its time and its limits.

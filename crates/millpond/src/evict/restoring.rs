@@ -125,10 +125,7 @@ impl Evicted {
             if let Some(whole) = whole {
                 self.find_memory(core, whole, arenas, batch.clone())?;
             }
-            self.wake_pages(arenas, batch.clone(), memory).map_err(|stopped| match stopped {
-                Stopped::Behind(page, fence, _) => Stopped::Behind(page, fence, removed.clone()),
-                refused => refused,
-            })?;
+            self.wake_pages(arenas, batch.clone(), memory, &removed)?;
             self.copy_back(core, arenas, batch)?;
         }
         Ok(())
@@ -155,12 +152,14 @@ impl Evicted {
         lacking.take_from(&mut of_whole.arenas.own)
     }
 
-    /// Maps each page of a batch where it was. Those without memory get new memory, if they may.
+    /// Maps each page of a batch where it was. Those without memory get new memory, if they may. `removed` is what the device said
+    /// when old mappings were removed.
     fn wake_pages(
         &mut self,
         arenas: &mut Arenas,
         batch: Range<usize>,
         memory: Memory,
+        removed: &DeviceResult<()>,
     ) -> std::result::Result<(), Stopped> {
         for at in batch {
             let page = &self.away.pages[at];
@@ -175,7 +174,7 @@ impl Evicted {
             if let Some(handover) = record.leaves_behind() {
                 let mut fence = Fence::empty();
                 _ = fence.try_join(&handover.fence);
-                return Err(Stopped::Behind(at, fence, Ok(())));
+                return Err(Stopped::Behind(at, fence, removed.clone()));
             }
             self.passed[at].is_intact &= !record.has_gone();
             // SAFETY: the page's home is there: nothing moves in a tag that is evicted. Its old mapping has gone, or is that page's.

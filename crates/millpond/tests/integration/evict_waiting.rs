@@ -1,5 +1,5 @@
-//! What waits for copies: evictions hold no lock meanwhile, since the copies may come behind a function of the host that asks the tag
-//! for something, and each stream that uses a tag's buffers comes behind its restore.
+//! What waits for copies. Evictions hold no lock meanwhile: the copies may come behind a function of the host that asks the tag for
+//! something. Each stream that uses a tag's buffers comes behind its restore.
 
 use std::sync::mpsc::{Sender, channel};
 use std::thread::{sleep, spawn, yield_now};

@@ -284,11 +284,16 @@ fn a_recording_that_rotates_keeps_its_last_part_and_says_what_is_gone() {
     assert!(status.rotated > 0 && status.events.abs_diff(told) < 20, "{status:?}: {told} told");
 }
 
+fn fifo(folder: &tempfile::TempDir, name: &str) -> PathBuf {
+    let path = folder.path().join(name);
+    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    path
+}
+
 #[test]
 fn a_pipe_does_not_rotate() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("pipe");
-    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let path = fifo(&folder, "pipe");
     let (pool, _) = pool();
     let error = pool.start_recording(record::Options::new(&*path).rotate(true)).unwrap_err().to_string();
     assert!(error.contains("it cannot rotate"), "{error}");
@@ -297,8 +302,7 @@ fn a_pipe_does_not_rotate() {
 #[test]
 fn a_pipe_beside_the_recording_is_no_older_one_and_stays() {
     let folder = tempfile::tempdir().unwrap();
-    let old = folder.path().join("run.mprec.old");
-    rustix::fs::mknodat(rustix::fs::CWD, &old, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let old = fifo(&folder, "run.mprec.old");
     let (pool, _) = pool();
     let options = record::Options::new(folder.path().join("run.mprec"));
     let error = pool.start_recording(options.rotate(true)).unwrap_err().to_string();
