@@ -163,8 +163,8 @@ while :; do sleep 0.05; done
 
 #[test]
 fn a_second_ctrl_c_ends_at_once() {
-    // One step of this model takes many seconds.
-    let mut child = train(&["--feat-dim", "16384", "--num-layers", "4", "--batch-size", "8000"], &[]);
+    // One step of this model takes many seconds, and it begins at once.
+    let mut child = train(&["--feat-dim", "2048", "--num-layers", "6", "--batch-size", "8000"], &[]);
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     lines.find(|line| line.as_ref().unwrap().contains("training loss")).unwrap().unwrap();
     signal(&child, "INT");
