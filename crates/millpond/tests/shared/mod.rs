@@ -44,6 +44,11 @@ impl Freeing for Context {
     }
 }
 
+/// Whether each byte is `value`. Compared by the C library, as bytes and those that follow them: a loop is slow in tests.
+pub(crate) fn are_all(bytes: &[u8], value: u8) -> bool {
+    bytes.first().is_none_or(|first| *first == value && bytes[1..] == bytes[..bytes.len() - 1])
+}
+
 /// Knuth's generator (TAOCP 3.3.4, the MMIX constants).
 pub(crate) struct Random(pub(crate) u64);
 

@@ -9,7 +9,7 @@ use millpond::testing::capturing::{CapturingDevice, Graph};
 use millpond::{CapturePool, Context, Error, Pool, Stream};
 use proptest::prelude::*;
 
-use crate::shared::Freeing;
+use crate::shared::{Freeing, are_all};
 
 /// Little enough that programs run out of it.
 const CAPACITY: u64 = 96 << 20;
@@ -162,7 +162,7 @@ impl World {
         unsafe { self.device.copy_to_host(found.as_mut_ptr(), at, bytes, handle) }.unwrap();
         // SAFETY: the stream lives.
         unsafe { self.device.synchronize_stream(handle) }.unwrap();
-        assert!(found.iter().all(|byte| *byte == value), "{bytes} bytes at {at} are not all {value}");
+        assert!(are_all(&found, value), "{bytes} bytes at {at} are not all {value}");
     }
 
     fn capture(&mut self, hops: &[u64], shares: bool, forks: bool) {

@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use super::checks::ensure;
 use super::options::GRANULARITY;
 use super::world::Verdict;
-use crate::shared::Freeing;
+use crate::shared::{Freeing, are_all};
 use crate::sleep::Failing;
 
 /// The pool, its two tags, and another pool.
@@ -281,16 +281,17 @@ impl World {
     }
 
     fn read(&self, block: &Block) -> Verdict {
-        let (mut found, stream) = (vec![0; block.bytes as usize], &self.streams[block.stream]);
-        let handle = stream.handle();
-        // SAFETY: the vector lives until the stream is synchronised; the block is live and ordered.
+        let Block { at, bytes, value, stream, .. } = *block;
+        let (len, handle) = (bytes as usize, self.streams[stream].handle());
+        // The simulated device writes nothing.
+        let mut found = if self.has_bytes { vec![!value; len] } else { Vec::with_capacity(len) };
+        // SAFETY: `found` has room for the bytes, and is not touched before the stream is synchronised; the block is live and ordered.
         let copied = unsafe {
-            let copied = self.checker.copy_to_host(found.as_mut_ptr(), block.at, block.bytes, handle);
+            let copied = self.checker.copy_to_host(found.as_mut_ptr(), at, bytes, handle);
             copied.and_then(|()| self.checker.synchronize_stream(handle))
         };
         copied.map_err(|error| error.to_string())?;
-        let wrong = found.iter().position(|byte| *byte != block.value).filter(|_| self.has_bytes);
-        ensure!(wrong.is_none(), "byte {wrong:?} of {} at {} is not {}", block.bytes, block.at, block.value);
+        ensure!(are_all(&found, value), "{bytes} bytes at {at} are not all {value}");
         Ok(())
     }
 

@@ -5,6 +5,7 @@ use millpond::device::host::{HostDevice, HostOptions};
 use millpond::{Buffer, Context, Error, Pool, Stream};
 
 use super::peers::Step;
+use crate::shared::are_all;
 
 /// Little enough that programs run out of it.
 const CAPACITY: u64 = 48 << 20;
@@ -133,6 +134,6 @@ impl Block {
 
     fn check(&self) {
         let bytes = self.buffer.to_vec().unwrap();
-        assert!(bytes.iter().all(|byte| *byte == self.value), "{:?} is not all {}", self.buffer, self.value);
+        assert!(are_all(&bytes, self.value), "{:?} is not all {}", self.buffer, self.value);
     }
 }

@@ -12,7 +12,7 @@ use millpond::testing::checker::CheckerDevice;
 use millpond::{Context, Error, Pool, ReusePolicies, Stream};
 
 use super::options::GRANULARITY;
-use crate::shared::{Freeing, Random};
+use crate::shared::{Freeing, Random, are_all};
 
 const THREADS: u64 = 4;
 const STEPS: usize = 400;
@@ -88,7 +88,7 @@ impl Shared {
         // SAFETY: the vector lives until the stream is synchronised; the block is live and ordered.
         unsafe { self.checker.copy_to_host(to, block.at, block.bytes, stream.handle()) }.unwrap();
         stream.synchronize().unwrap();
-        let intact = found.iter().all(|byte| *byte == block.pattern);
+        let intact = are_all(&found, block.pattern);
         assert!(!self.bytes || intact, "{} bytes at {} were overwritten", block.bytes, block.at);
     }
 
