@@ -34,10 +34,12 @@ fn library() -> &'static Path {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("lib");
         std::fs::create_dir_all(&folder).expect("cargo made the folder above");
         for name in ["libmillpond.so", "libmillpond.so.0.1"] {
-            let link = folder.join(name);
-            // Of several test processes at once each may be the one that makes the link.
-            let _ = std::os::unix::fs::symlink(&built, &link);
-            assert!(link.exists(), "{} leads nowhere; remove it", link.display());
+            // Made anew: one that a copy of the folder has leads to another library. By `rename`, since several test processes may
+            // do so at once.
+            let own = folder.join(format!("{name}.{}", std::process::id()));
+            std::os::unix::fs::symlink(&built, &own).expect("nobody else has this name");
+            std::fs::rename(&own, folder.join(name)).expect("a link takes the place of another");
+            assert!(folder.join(name).exists(), "{} is not there", built.display());
         }
         folder
     })
