@@ -15,6 +15,7 @@ use crate::log::log;
 use crate::order::{Fence, Stream};
 use crate::physical::{PageId, Pages, Refusal, release_parked};
 use crate::policy::addresses::LONGEST_REGION;
+use crate::policy::growth;
 
 #[cfg(test)]
 thread_local! {
@@ -48,10 +49,10 @@ impl Arena {
             Effort::Ready | Effort::Grow => Search { arena: self, request: &request }.ready(),
             Effort::Map(_) | Effort::TakeSegment => find(self, &request)?,
         };
-        let found = match (free, effort) {
-            (Some(found), _) => found,
+        let (found, units) = match (free, effort) {
+            (Some(found), _) => (found, units),
             (None, Effort::Ready) => return Ok(None),
-            (None, _) => self.back(request)?,
+            (None, _) => self.back_with_room(request)?,
         };
         let (extent, at) = found;
         if self.map[extent].start != at {
@@ -143,6 +144,28 @@ impl Arena {
         // A small block that lives long pins no more than a base page.
         let longest = if zone == Zone::Small { 1 } else { self.map.layout.largest_page };
         Ok(Request { zone, units, align, stream, effort, may_wait, longest })
+    }
+
+    /// As [`back`](Self::back), and the units of the block there: more than were asked for where blocks grow, if memory is left.
+    fn back_with_room(&mut self, request: Request<'_>) -> Result<(Found, u64), Refusal> {
+        let units = self.with_room_to_grow(&request);
+        if units > request.units
+            && let Ok(found) = self.back(Request { units, ..request })
+        {
+            return Ok((found, units));
+        }
+        Ok((self.back(request)?, request.units))
+    }
+
+    /// The length of a block where a free range is nearly as long as the request: the last one was that long.
+    fn with_room_to_grow(&self, request: &Request<'_>) -> u64 {
+        let Request { zone, units, effort, .. } = *request;
+        let has_pages = self.pages.device().properties().virtual_memory;
+        if zone == Zone::Small || !has_pages || !matches!(effort, Effort::Map(_)) {
+            return units;
+        }
+        let nearly = self.map.index.at_least(zone, growth::least_before(units)).next();
+        if nearly.is_some_and(|hole| hole.units() < units) { growth::with_room(units) } else { units }
     }
 
     /// A miss: no free extent fits. Backs a place for the request, by a plan that is carried out. Returns the free extent there,

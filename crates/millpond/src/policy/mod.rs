@@ -10,6 +10,7 @@ pub(crate) mod caching;
 pub(crate) mod decay;
 pub(crate) mod donating;
 pub(crate) mod fit;
+pub(crate) mod growth;
 pub(crate) mod ledger;
 mod mechanisms;
 pub(crate) mod options;

@@ -6,27 +6,25 @@ use millpond::{Pool, Stats, Stream};
 
 use crate::shared::{Freeing, sim};
 
-/// Bytes that a word adds to a block.
-const WORD: u64 = 4096;
-const LAYERS: usize = 40;
-
 /// A text: its blocks, all of one size.
 struct Text {
     blocks: Vec<DevicePtr>,
     words: u64,
+    /// Bytes that a word adds to a block.
+    word: u64,
 }
 
 impl Text {
-    fn new(pool: &Pool, stream: &Stream, words: u64) -> Self {
-        let blocks = (0..LAYERS).map(|_| pool.alloc(words * WORD, stream).unwrap()).collect();
-        Self { blocks, words }
+    fn new(pool: &Pool, stream: &Stream, (words, word): (u64, u64), layers: usize) -> Self {
+        let blocks = (0..layers).map(|_| pool.alloc(words * word, stream).unwrap()).collect();
+        Self { blocks, words, word }
     }
 
     /// Adds a word, block by block.
     fn grow(&mut self, pool: &Pool, stream: &Stream) {
         self.words += 1;
         for block in &mut self.blocks {
-            let longer = pool.alloc(self.words * WORD, stream).unwrap();
+            let longer = pool.alloc(self.words * self.word, stream).unwrap();
             pool.free_block(std::mem::replace(block, longer), stream).unwrap();
         }
     }
@@ -37,12 +35,12 @@ impl Text {
 }
 
 /// Eight texts at once, which begin with 300 to 1,490 words and end after 60, while others come.
-fn texts(pool: &Pool, stream: &Stream) -> Stats {
+fn texts(pool: &Pool, stream: &Stream, (word, layers): (u64, usize)) -> Stats {
     let mut running: Vec<(Text, u64)> = Vec::new();
     let mut begun = 0;
     for step in 0..600 {
         if step % 8 == 0 {
-            running.push((Text::new(pool, stream, 300 + begun * 170 % 1200), step));
+            running.push((Text::new(pool, stream, (300 + begun * 170 % 1200, word), layers), step));
             begun += 1;
         }
         running.iter_mut().for_each(|(text, _)| text.grow(pool, stream));
@@ -57,15 +55,46 @@ fn texts(pool: &Pool, stream: &Stream) -> Stats {
 
 #[test]
 fn texts_that_are_generated_seldom_move_pages() {
+    // Each alone says little, since where blocks go is chance. So many pages were moved, measured.
+    let all = [(4096, 40, 990), (4096, 48, 982), (6144, 32, 3_565), (8192, 24, 5_551)];
+    let mut held = 0.0;
+    for (word, layers, moved) in all {
+        let (_, device, stream) = sim(64 << 30);
+        // In throughput mode, memory would be spent.
+        let pool = Pool::builder(&device).growth_allowance(0).build().unwrap();
+        let stats = texts(&pool, &stream, (word, layers));
+        assert!(stats.pages_remapped < moved * 6 / 5, "{stats:?}");
+        // 1.0 to 4.4 in a hundred, measured.
+        assert!(stats.misses < stats.allocations / 20, "{stats:?}");
+        assert!(stats.allocated.high < stats.requested.high * 101 / 100, "{stats:?}");
+        held += stats.reserved.high as f64 / stats.requested.high as f64 / all.len() as f64;
+    }
+    // 1.077, measured.
+    assert!(held < 1.082, "{held}");
+}
+
+/// A text that is generated while all that its caches ever were stays, beside as much that goes with each word.
+#[test]
+fn caches_that_grow_beside_what_stays_leave_little_unused() {
+    const KIB: u64 = 1 << 10;
     let (_, device, stream) = sim(64 << 30);
-    // In throughput mode, memory would be spent.
-    let pool = Pool::builder(&device).growth_allowance(0).build().unwrap();
-    let stats = texts(&pool, &stream);
-    // Above what was measured: 1,529 misses of 177,880, 777 pages, and ratios of 1.056 and 1.000.
-    assert!(stats.misses < stats.allocations / 100, "{stats:?}");
-    assert!(stats.pages_remapped < 1_200, "{stats:?}");
-    assert!(stats.reserved.high < stats.requested.high * 107 / 100, "{stats:?}");
-    assert!(stats.allocated.high < stats.requested.high * 101 / 100, "{stats:?}");
+    let pool = Pool::builder(&device).build().unwrap();
+    let mut stays = Vec::new();
+    for word in 0..60 {
+        let bytes = (5000 + 24 * word) * KIB;
+        let mut goes = Vec::new();
+        for _ in 0..12 {
+            stays.extend([bytes, bytes].map(|bytes| pool.alloc(bytes, &stream).unwrap()));
+            goes.push(pool.alloc(bytes, &stream).unwrap());
+        }
+        goes.into_iter().rev().for_each(|block| pool.free_block(block, &stream).unwrap());
+    }
+    let stats = pool.stats();
+    // 1.050 and 1.008, measured; 1.159 and 1.000 without room to grow.
+    assert!(stats.reserved.high < stats.requested.high * 106 / 100, "{stats:?}");
+    assert!(stats.allocated.high < stats.requested.high * 102 / 100, "{stats:?}");
+    stays.into_iter().for_each(|block| pool.free_block(block, &stream).unwrap());
+    pool.check().unwrap();
 }
 
 /// Two arrays that are replaced by longer ones, again and again, by a program that does nothing else.

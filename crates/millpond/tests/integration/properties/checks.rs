@@ -41,8 +41,8 @@ impl World {
         let requested = self.requested_of(slot.id);
         let least: u64 = live().map(|block| block.bytes.next_multiple_of(unit)).sum();
         // Small blocks may be rounded up to a size class, by less than an eighth; large ones that seem to grow get less
-        // than a 64th more.
-        let part = |bytes: u64| if bytes < 1 << 20 { 8 } else { 64 };
+        // than a 32nd more.
+        let part = |bytes: u64| if bytes < 1 << 20 { 8 } else { 32 };
         let spare: u64 = live().map(|block| block.bytes.next_multiple_of(unit)).map(|b| b / part(b)).sum();
         let (allocated, most) = (stats.allocated.current, least + spare);
         let blocks = live().count() as u64;
