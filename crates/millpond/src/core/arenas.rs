@@ -144,7 +144,7 @@ impl Arenas {
             #[cfg(test)]
             VISITS.set(VISITS.get() + 1);
             let torn_down = extents::tear_down(arena);
-            let is_gone = torn_down.is_ok() && is_empty(arena);
+            let is_gone = torn_down.is_ok() && is_empty(arena) && !arena.has_addresses();
             if let Err(error) = torn_down {
                 log!(WARN, "memory of a capture could not be given back; it is tried again", error);
             }

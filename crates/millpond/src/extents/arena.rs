@@ -256,6 +256,11 @@ impl Arena {
         self.pages.counters.staying()
     }
 
+    /// Whether addresses are reserved.
+    pub(crate) fn has_addresses(&self) -> bool {
+        self.map.regions.iter().next().is_some()
+    }
+
     /// Removes the mappings elsewhere of pages that other pools gave, as far as the work on them is complete. What the device says
     /// where it refuses to remove one, which is then tried again at the next call.
     pub(crate) fn reap_arriving(&mut self) -> DeviceResult<()> {
