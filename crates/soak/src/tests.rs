@@ -191,14 +191,6 @@ fn shared_memory_that_cannot_be_opened_leaves_nothing() {
     }
 }
 
-/// Found with `--seed 1843130477`, program 438: a page of a capture could not be unmapped at first. When it could, what described the
-/// capture's memory went with its addresses.
-#[test]
-fn addresses_of_a_capture_go_back_where_a_call_failed_before() {
-    let program: Program = serde_json::from_str(include_str!("lost_addresses.json")).unwrap();
-    assert_eq!(program.run(&AtomicU64::new(0)).found, Ok(()));
-}
-
 #[test]
 fn threads_hand_blocks_over() {
     let thread = vec![

@@ -144,7 +144,7 @@ impl Arenas {
             #[cfg(test)]
             VISITS.set(VISITS.get() + 1);
             let torn_down = extents::tear_down(arena);
-            let is_gone = torn_down.is_ok() && is_empty(arena) && !arena.has_addresses();
+            let is_gone = torn_down.is_ok() && is_empty(arena);
             if let Err(error) = torn_down {
                 log!(WARN, "memory of a capture could not be given back; it is tried again", error);
             }
@@ -233,8 +233,9 @@ impl Arenas {
     }
 }
 
+/// Whether an arena holds nothing, addresses included: those stay while its memory is away with its tag.
 fn is_empty(arena: &Arena) -> bool {
-    arena.blocks() == 0 && arena.held() == 0
+    arena.held() == 0 && !arena.has_addresses()
 }
 
 #[cfg(test)]

@@ -147,6 +147,7 @@ impl Arena {
     }
 
     /// As [`back`](Self::back), and the units of the block there: more than were asked for where blocks grow, if memory is left.
+    #[cold]
     fn back_with_room(&mut self, request: Request<'_>) -> Result<(Found, u64), Refusal> {
         let units = self.with_room_to_grow(&request);
         if units > request.units

@@ -767,6 +767,28 @@ fn a_captured_block_is_there_again_for_the_replay() {
 }
 
 #[test]
+fn addresses_of_a_capture_go_back_whose_last_block_is_freed_while_it_is_away() {
+    let sim = SimDevice::new(SimOptions::default().capacity(TOTAL)).unwrap();
+    let checker = CheckerDevice::new(sim.clone());
+    let context = Context::new(checker.clone());
+    let stream = context.create_stream().unwrap();
+    let pool = Pool::builder(&context).build().unwrap();
+    let tag = pool.tagged("captured").unwrap();
+    let memory = tag.capture_pool();
+    let capturing = memory.begin(&stream).unwrap();
+    let block = tag.alloc(3 * MIB, &stream).unwrap();
+    drop((capturing, memory));
+    context.synchronize().unwrap();
+    tag.evict(&stream).unwrap();
+    // The copy is not complete: what describes the memory is needed until then.
+    tag.free_block(block, &stream).unwrap();
+    context.synchronize().unwrap();
+    tag.check().unwrap();
+    drop((pool, tag, stream, context));
+    checker.verify_nothing_left().unwrap();
+}
+
+#[test]
 fn no_mapping_goes_before_the_work_on_it() {
     const LENGTHS: [u64; 3] = [40 * MIB, 700, 9 * MIB];
     let sim = SimDevice::new(SimOptions::default().capacity(TOTAL)).unwrap();

@@ -55,22 +55,23 @@ fn texts(pool: &Pool, stream: &Stream, (word, layers): (u64, usize)) -> Stats {
 
 #[test]
 fn texts_that_are_generated_seldom_move_pages() {
-    // Each alone says little, since where blocks go is chance. So many pages were moved, measured.
-    let all = [(4096, 40, 990), (4096, 48, 982), (6144, 32, 3_565), (8192, 24, 5_551)];
-    let mut held = 0.0;
-    for (word, layers, moved) in all {
+    // What was measured: misses, pages that moved, and what is held over what is requested.
+    let all = [
+        (4096, 40, 1_805, 990, 1.0695),
+        (4096, 48, 1_870, 982, 1.0735),
+        (6144, 32, 3_706, 3_565, 1.0902),
+        (8192, 24, 4_724, 5_551, 1.0759),
+    ];
+    for (word, layers, misses, moved, held) in all {
         let (_, device, stream) = sim(64 << 30);
         // In throughput mode, memory would be spent.
         let pool = Pool::builder(&device).growth_allowance(0).build().unwrap();
         let stats = texts(&pool, &stream, (word, layers));
-        assert!(stats.pages_remapped < moved * 6 / 5, "{stats:?}");
-        // 1.0 to 4.4 in a hundred, measured.
-        assert!(stats.misses < stats.allocations / 20, "{stats:?}");
+        assert!(stats.misses < misses * 11 / 10, "{stats:?}");
+        assert!(stats.pages_remapped < moved * 11 / 10, "{stats:?}");
+        assert!((stats.reserved.high as f64) < stats.requested.high as f64 * (held + 0.005), "{stats:?}");
         assert!(stats.allocated.high < stats.requested.high * 101 / 100, "{stats:?}");
-        held += stats.reserved.high as f64 / stats.requested.high as f64 / all.len() as f64;
     }
-    // 1.077, measured.
-    assert!(held < 1.082, "{held}");
 }
 
 /// A text that is generated while all that its caches ever were stays, beside as much that goes with each word.
