@@ -3,6 +3,8 @@
 
     scripts/fit/programs.py cudarc > cudarc.csv          bench/rust/cudarc: requests on four streams, of any length
     scripts/fit/programs.py generation > generation.csv  a GPT on candle whose caches keep what they were computed from
+    scripts/fit/programs.py texts 4 40 > texts.csv       eight texts at once: each word makes 40 caches 4 KiB longer
+    scripts/fit/programs.py prompts 16 16 > prompts.csv  weights, and eight prompts in turn: keys and values of 16 layers, 16 KiB a word
 
 An event takes 8 µs. Then `millpond replay`, or the example `fit`, says what they need and hold.
 """
@@ -113,13 +115,51 @@ def generation(log: Log) -> None:
     log.free(*weights)
 
 
+def grow(log: Log, caches: list[Block], floats: int) -> None:
+    """Replaces each cache by a longer one, which it is copied to."""
+    for at, cache in enumerate(caches):
+        caches[at] = log.alloc(floats)
+        log.free(cache)
+
+
+def texts(log: Log, kib: int, layers: int) -> None:
+    running = deque()
+    for step in range(600):
+        if step % 8 == 0:
+            words = 300 + step // 8 * 170 % 1200
+            running.append((words - step, [log.alloc(words * kib * 256) for _ in range(layers)]))
+        for first, caches in running:
+            grow(log, caches, (first + step + 1) * kib * 256)
+        if step >= 60 and step % 8 == 4:
+            log.free(*running.popleft()[1])
+    for _, caches in running:
+        log.free(*caches)
+
+
+def prompts(log: Log, kib: int, layers: int) -> None:
+    numbers, word = Numbers(2), kib * 256
+    weights = [log.alloc(floats) for floats in 3 * layers * [word * 2048]]
+    for _ in range(8):
+        words, caches = numbers.within(200, 1500), []
+        for _ in range(layers):
+            x, inner = log.alloc(words * word), log.alloc(4 * words * word)
+            caches += [log.alloc(words * word), log.alloc(words * word)]
+            log.free(inner, x)
+        for _ in range(64):
+            words += 1
+            grow(log, caches, words * word)
+        log.free(*caches)
+    log.free(*weights)
+
+
 def main() -> None:
-    programs = {"cudarc": cudarc, "generation": generation}
-    if len(sys.argv) != 2 or sys.argv[1] not in programs:
+    programs = {"cudarc": cudarc, "generation": generation, "texts": texts, "prompts": prompts}
+    name, *sizes = sys.argv[1:] or [""]
+    if name not in programs or len(sizes) != (2 if name in ("texts", "prompts") else 0):
         sys.exit(__doc__)
     log = Log()
     for _ in range(2):
-        programs[sys.argv[1]](log)
+        programs[name](log, *map(int, sizes))
         log.now += PAUSE_US
 
 

@@ -18,11 +18,13 @@ use super::making_room::{out_of_memory, under_pressure};
 use super::pool_core::{Core, PoolState};
 use crate::device::{ADDRESSES_END, DevicePtr, MemoryKind};
 use crate::error::{Error, Result};
-use crate::extents::{Allocation, Effort};
+use crate::extents::{Allocation, Arena, Effort};
 use crate::log::log;
 use crate::order::{Admission, Fence, Stream};
 use crate::physical::Refusal;
+use crate::policy::growth::{self, Growth};
 use crate::policy::ledger::{Balance, CUT};
+use crate::policy::size_classes::is_enough_to_round;
 
 /// What a rung gives: an allocation, or why none can be had.
 type Climb<T> = std::result::Result<T, Refusal>;
@@ -201,7 +203,9 @@ fn try_alloc(core: &Core, (bytes, align): (u64, u64), stream: &Stream) -> Result
     let request = LockedRequest { units, align, stream, to };
     // Rounded whatever the alignment: a magazine of a class hands out any of its blocks, so that all of them must
     // have the class's length.
-    let is_longer = to.is_none() && state.ledger.is_overdrawn();
+    let is_longer = to.is_none()
+        && state.ledger.is_overdrawn()
+        && is_enough_to_round(core.limits.room(u64::MAX), core.counters.reserved.current());
     let longer = if is_longer { core.caches.sizes().units_in_throughput_mode(bytes) } else { units };
     let mut found = climb(core, &mut state, &LockedRequest { units: longer, ..request }, rungs);
     // What a longer block has to spare is not worth an error.
@@ -267,7 +271,11 @@ fn map(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb
     let LockedRequest { units, align, stream, to, .. } = *request;
     let Some(arena) = arenas.named_mut(to) else { return Ok(None) };
     let began = core.now();
-    let found = arena.alloc((units, align), stream, Effort::Map(ledger.balance(began)));
+    let balance = ledger.balance(began);
+    let found = match grow_for_longer_blocks(core, arena, request, balance) {
+        Some(grown) => Ok(Some(grown)),
+        None => arena.alloc((units, align), stream, Effort::Map(balance)),
+    };
     if !matches!(found, Ok(Some(Allocation { misses: 0, .. }))) {
         let took = core.since(began);
         ledger.pay_for_pages(took, core.counters.reserved.current());
@@ -277,6 +285,28 @@ fn map(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb
         arenas.note_failed(id);
     }
     found
+}
+
+/// Where blocks grow, pages stay in free ranges while the pool may hold a little more. `None` where it may not, or cannot.
+fn grow_for_longer_blocks(
+    core: &Core,
+    arena: &mut Arena,
+    request: &LockedRequest<'_>,
+    balance: Balance,
+) -> Option<Allocation> {
+    let LockedRequest { units, align, stream, to } = *request;
+    let bytes = core.caches.sizes().bytes(units);
+    let held = core.counters.reserved.current() + bytes;
+    let grows = to.is_none()
+        && arena.growth.is_usual()
+        && held <= growth::may_hold(bytes, core.counted().allocated.high)
+        && core.limits.have_room(bytes);
+    let grown = grows.then(|| arena.alloc((units, align), stream, Effort::MapNew(balance)).ok().flatten());
+    if matches!(grown, Some(None)) {
+        // The device is short of memory.
+        arena.growth = Growth::default();
+    }
+    grown.flatten()
 }
 
 pub(crate) fn hand_out(core: &Core, state: &mut PoolState, found: &Allocation, bytes: u64) -> DevicePtr {

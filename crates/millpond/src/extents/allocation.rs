@@ -47,7 +47,7 @@ impl Arena {
         let request = self.request((units, align), stream, effort)?;
         let free = match effort {
             Effort::Ready | Effort::Grow => Search { arena: self, request: &request }.ready(),
-            Effort::Map(_) | Effort::TakeSegment => find(self, &request)?,
+            Effort::Map(_) | Effort::MapNew(_) | Effort::TakeSegment => find(self, &request)?,
         };
         let (found, units) = match (free, effort) {
             (Some(found), _) => (found, units),
@@ -149,7 +149,7 @@ impl Arena {
     /// As [`back`](Self::back), and the units of the block there: more than were asked for where blocks grow, if memory is left.
     #[cold]
     fn back_with_room(&mut self, request: Request<'_>) -> Result<(Found, u64), Refusal> {
-        let units = self.with_room_to_grow(&request);
+        let units = if self.grows(&request) { growth::with_room(request.units) } else { request.units };
         if units > request.units
             && let Ok(found) = self.back(Request { units, ..request })
         {
@@ -158,15 +158,18 @@ impl Arena {
         Ok((self.back(request)?, request.units))
     }
 
-    /// The length of a block where a free range is nearly as long as the request: the last one was that long.
-    fn with_room_to_grow(&self, request: &Request<'_>) -> u64 {
-        let Request { zone, units, effort, .. } = *request;
-        let has_pages = self.pages.device().properties().virtual_memory;
-        if zone == Zone::Small || !has_pages || !matches!(effort, Effort::Map(_)) {
-            return units;
+    /// Whether a free range is nearly as long as the request: the last block was that long. Notes the miss.
+    fn grows(&mut self, request: &Request<'_>) -> bool {
+        let Request { zone, units, .. } = *request;
+        let maps = self.pages.device().properties().virtual_memory
+            && matches!(request.effort, Effort::Map(_) | Effort::MapNew(_));
+        if zone == Zone::Small || !maps {
+            return false;
         }
         let nearly = self.map.index.at_least(zone, growth::least_before(units)).next();
-        if nearly.is_some_and(|hole| hole.units() < units) { growth::with_room(units) } else { units }
+        let grows = nearly.is_some_and(|hole| hole.units() < units);
+        self.growth.note(grows);
+        grows
     }
 
     /// A miss: no free extent fits. Backs a place for the request, by a plan that is carried out. Returns the free extent there,

@@ -17,6 +17,7 @@ use super::reuse_rules::ReuseRules;
 use crate::device::{DevicePtr, DeviceResult, PeerSet};
 use crate::order::{ReusePolicies, Timelines};
 use crate::physical::{Home, PageId, Pages, ParkedCursor, passing};
+use crate::policy::growth::Growth;
 
 #[cfg(test)]
 thread_local! {
@@ -55,6 +56,8 @@ pub(crate) struct Arena {
     pub(super) old_mappings: OldMappings,
     /// The least alignment that a segment was needed with, and that the device did not give by itself.
     pub(super) never_aligned: Option<u64>,
+    /// Whether blocks come back longer each time.
+    pub(crate) growth: Growth,
 }
 
 impl Arena {
@@ -71,6 +74,7 @@ impl Arena {
             pages,
             old_mappings: OldMappings::default(),
             never_aligned: None,
+            growth: Growth::default(),
         }
     }
 

@@ -25,8 +25,8 @@ pub(super) struct Planner<'a> {
 
 impl<'a> Planner<'a> {
     pub(super) fn new(arena: &'a Arena, request: Request<'a>) -> Self {
-        let grows = matches!(request.effort, Effort::Grow);
-        let donors = if grows { Donors::default() } else { Donors::gather(arena, &request) };
+        let is_new = matches!(request.effort, Effort::Grow | Effort::MapNew(_));
+        let donors = if is_new { Donors::default() } else { Donors::gather(arena, &request) };
         let (parked, arriving) = (ParkedCursor::of(&arena.pages), ParkedCursor::of_arriving(&arena.pages));
         Self { arena, donors, request, parked, arriving }
     }
@@ -103,7 +103,10 @@ impl<'a> Planner<'a> {
     fn length_of_new(&self, room: u32) -> u32 {
         let layout = &self.arena.map.layout;
         let effort = self.request.effort;
-        let balance = if let Effort::Map(balance) = effort { balance } else { Balance::Overdrawn };
+        let balance = match effort {
+            Effort::Map(balance) | Effort::MapNew(balance) => balance,
+            Effort::Ready | Effort::Grow | Effort::TakeSegment => Balance::Overdrawn,
+        };
         page_length(PageNeed {
             room,
             longest: self.request.longest,

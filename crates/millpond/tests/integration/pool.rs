@@ -573,6 +573,24 @@ fn a_program_that_only_allocates_stays_within_its_allowance() {
 }
 
 #[test]
+fn throughput_mode_makes_no_block_longer_near_a_limit() {
+    let (sim, device, stream) = sim(64 << 30);
+    let pool = Pool::builder(&device).growth_allowance(1 << 30).build().unwrap();
+    churn(&pool, &stream, &sim, Duration::ZERO);
+    // Longer than what is cached by now. The class's longest is 18 MiB.
+    let spare = |bytes| {
+        let before = pool.stats().allocated.current;
+        let block = pool.alloc(bytes, &stream).unwrap();
+        let allocated = pool.stats().allocated.current - before;
+        pool.free_block(block, &stream).unwrap();
+        allocated - bytes
+    };
+    assert_eq!(spare(17 * MIB), MIB);
+    pool.set_hard_limit(Some(pool.reserved().current * 9 / 8));
+    assert_eq!(spare(21 * MIB), 0, "it would be 22 MiB long");
+}
+
+#[test]
 fn classes_that_lend_blocks_stop_missing_within_the_allowance() {
     let (_, device, stream) = sim(64 << 30);
     // As much again as one class after the other would take.
