@@ -19,8 +19,8 @@ const MANY: u32 = 24;
 
 /// What the pool may hold beyond the most that was ever live before it takes pages from free ranges: this part of it at most, and no
 /// more than a 32nd and so many of the block. (With a 12th, one of the seven programs needs 1.077, and not 1.029. With 4 blocks,
-/// another one needs 1.091. By the first part alone, blocks that grow beside others that stay hold 1.089 of what they request,
-/// and not 1.050.)
+/// it needs 1.091. By a 12th alone, whatever the block, blocks that grow beside others that stay hold 1.089 of what they request, and
+/// not 1.050.)
 const BEYOND: u64 = 10;
 const BLOCKS: u64 = 8;
 

@@ -25,8 +25,6 @@ JOBS = {
     "experts": "mixture of experts",
     "diffuse": "diffusion",
     "resnet": "ResNet-50, varying size",
-    "generate": "text generation in batches",
-    "serve": "16 texts at once",
 }
 ALLOCATORS = {"native": "native", "expandable": "expandable segments", "millpond": "Millpond"}
 SEED = 7
