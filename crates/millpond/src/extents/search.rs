@@ -24,9 +24,9 @@ pub(crate) enum Effort {
     Grow,
     /// All steps: those that map nothing come first. The balance decides how long new pages are.
     Map(Balance),
-    /// The same, but pages stay where they are, and what lacks one gets a new one.
+    /// As [`Map`](Self::Map), but pages stay where they are, and what lacks one gets a new one.
     MapNew(Balance),
-    /// The same, but where no free range is long enough, the block gets a segment of its own.
+    /// As [`Map`](Self::Map), but where no free range is long enough, the block gets a segment of its own.
     TakeSegment,
 }
 
