@@ -4,6 +4,7 @@
     scripts/fit/programs.py cudarc > cudarc.csv          bench/rust/cudarc: requests on four streams, of any length
     scripts/fit/programs.py generation > generation.csv  a GPT on candle whose caches keep what they were computed from
     scripts/fit/programs.py texts 4 40 > texts.csv       eight texts at once: each word makes 40 caches 4 KiB longer
+    scripts/fit/programs.py beside > beside.csv          blocks that grow and go beside others of their length that stay
     scripts/fit/programs.py prompts 16 16 > prompts.csv  weights, and eight prompts in turn: keys and values of 16 layers, 16 KiB a word
 
 An event takes 8 µs. Then `millpond replay`, or the example `fit`, says what they need and hold.
@@ -122,6 +123,17 @@ def grow(log: Log, caches: list[Block], floats: int) -> None:
         log.free(cache)
 
 
+def beside(log: Log) -> None:
+    stay = []
+    for word in range(60):
+        floats, go = (5000 + 24 * word) * 256, []
+        for _ in range(12):
+            stay += [log.alloc(floats), log.alloc(floats)]
+            go.append(log.alloc(floats))
+        log.free(*reversed(go))
+    log.free(*stay)
+
+
 def texts(log: Log, kib: int, layers: int) -> None:
     running = deque()
     for step in range(600):
@@ -153,9 +165,10 @@ def prompts(log: Log, kib: int, layers: int) -> None:
 
 
 def main() -> None:
-    programs = {"cudarc": cudarc, "generation": generation, "texts": texts, "prompts": prompts}
+    programs = {"cudarc": cudarc, "generation": generation, "beside": beside, "texts": texts, "prompts": prompts}
     name, *sizes = sys.argv[1:] or [""]
-    if name not in programs or len(sizes) != (2 if name in ("texts", "prompts") else 0):
+    takes = 2 if name in ("texts", "prompts") else 0
+    if name not in programs or len(sizes) != takes or not all(size.isdecimal() for size in sizes):
         sys.exit(__doc__)
     log = Log()
     for _ in range(2):

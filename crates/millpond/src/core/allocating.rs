@@ -303,7 +303,7 @@ fn grow_for_longer_blocks(
         && core.limits.have_room(bytes);
     let grown = grows.then(|| arena.alloc((units, align), stream, Effort::MapNew(balance)).ok().flatten());
     if matches!(grown, Some(None)) {
-        // The device is short of memory.
+        // The device is short of memory, say. If it is worse, what is tried next says so.
         arena.growth = Growth::default();
     }
     grown.flatten()

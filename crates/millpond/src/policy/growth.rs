@@ -12,8 +12,8 @@
 /// before pages stayed: docs/lab/fit.md.)
 const ROOM: u64 = 32;
 
-/// So many of the last 128 misses show that blocks grow. (Of the misses of training it is a 20th at most, of programs whose caches
-/// grow a half to nine tenths. With 16, 86 recordings hold 1.0114 of what they request, with 24 and 32 1.0101. With 32, one
+/// So many of the last 128 misses show that blocks grow. (Of the misses of 42 jobs it is a tenth at most, of a
+/// short one with video a fifth; of programs whose caches grow it is a half to nine tenths. With 16, 86 recordings hold 1.0114 of what they request, with 24 and 32 1.0101. With 32, one
 /// of the seven programs needs 1.029, and not 1.021.)
 const MANY: u32 = 24;
 
