@@ -1,7 +1,8 @@
 //! Blocks that grow a little each time, as keys and values of a text do while it is generated: each is copied to a longer
 //! one and freed.
 
-use millpond::device::DevicePtr;
+use millpond::device::sim::Call;
+use millpond::device::{Device, DevicePtr};
 use millpond::{Pool, Stats, Stream};
 
 use crate::shared::{Freeing, sim};
@@ -76,6 +77,27 @@ fn texts_that_are_generated_seldom_move_pages() {
         let pool = Pool::builder(&device).growth_allowance(0).hard_limit(limit).build().unwrap();
         assert!(texts(&pool, &stream, (word, layers)).pages_remapped < moved * 11 / 10 + 64);
     }
+}
+
+/// Somebody else has the device's memory. Where no page can be created any more, pages move.
+#[test]
+fn pages_move_where_blocks_grow_and_the_device_has_none_left() {
+    const ALL: u64 = 64 << 30;
+    let beside = |others: u64| {
+        let (sim, device, stream) = sim(ALL);
+        let _others = sim.create_page(others).unwrap();
+        let pool = Pool::builder(&device).growth_allowance(0).build().unwrap();
+        let stats = texts(&pool, &stream, (6144, 32));
+        assert!(stats.reserved.high <= ALL - others, "{stats:?}");
+        (stats, sim.calls()[Call::CreatePage])
+    };
+    let (alone, _) = beside(2 << 20);
+    let left = (alone.requested.high * 1025 / 1000).next_multiple_of(2 << 20);
+    assert!(alone.reserved.high > left, "{alone:?}");
+    let (short, asked) = beside(ALL - left);
+    // 439, 75 and 831, measured. If blocks were thought to grow after a refusal, too: 478, 64 and 869.
+    assert!(short.misses < 460 && short.pages_remapped < 80, "{short:?}");
+    assert!(asked < 850, "pages were asked for {asked} times");
 }
 
 /// A text that is generated while all that its caches ever were stays, beside as much that goes with each word.
