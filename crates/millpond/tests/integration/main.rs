@@ -76,6 +76,7 @@ mod segments;
 mod sharing;
 mod sleep;
 mod threads;
+mod throughput;
 mod tracking;
 mod two_streams;
 mod views;
