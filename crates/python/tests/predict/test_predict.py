@@ -328,6 +328,22 @@ def test_parameters_of_lazy_modules_are_counted_once_they_are_there(tmp_path: Pa
     assert kinds["parameter"] == 4 * (1024 * 1024 + 1024)
 
 
+def test_gradients_of_each_sample_are_predicted(tmp_path: Path) -> None:
+    program = """
+import torch
+from torch.func import functional_call, grad, vmap
+model = torch.nn.Linear(64, 64).cuda()
+weights = {name: weight.detach() for name, weight in model.named_parameters()}
+loss = lambda weights, x: functional_call(model, weights, (x,)).square().sum()
+gradients = vmap(grad(loss), (None, 0))(weights, torch.randn(32, 64, device="cuda"))
+"""
+    rank = rank_of_program(tmp_path, program)
+    kinds = {row["name"]: row["bytes"] for row in rank["kinds"]}
+    assert kinds["parameter"] == 4 * (64 * 64 + 64)
+    # One for each of the 32 samples.
+    assert rank["peak_requested"] >= kinds["parameter"] * 33
+
+
 def test_workers_of_a_loader_end_in_silence() -> None:
     program = """
 import torch

@@ -269,6 +269,9 @@ def parts(tensor: Any) -> list[Any]:
     # The parameters of a lazy module have no memory before its first forward.
     if not isinstance(tensor, torch.Tensor) or torch.nn.parameter.is_lazy(tensor):
         return []
+    # Inside of torch.func's vmap and grad, a tensor stands for another, which has the memory.
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return parts(torch._C._functorch.get_unwrapped(tensor))
     if tensor.is_sparse:
         return [tensor._indices(), tensor._values()]
     if hasattr(tensor, "__tensor_flatten__"):
