@@ -1,6 +1,4 @@
 //! Four whole jobs of `data/traces`, through the allocators.
-//!
-//! `cargo test --release -p millpond-replay --test integration large_traces:: -- --ignored` measures the loop.
 
 use std::path::Path;
 
@@ -119,49 +117,5 @@ fn no_allocator_holds_more_than_the_device_has() {
             let outcome = replayed(&trace, allocator, capacity);
             assert!(outcome.peak_reserved <= capacity, "{} {allocator}: {outcome:?}", job.name);
         }
-    }
-}
-
-/// Gives every block an address of its own, and does nothing else.
-#[derive(Debug, Default)]
-struct Nothing(std::sync::atomic::AtomicU64);
-
-impl millpond_baselines::Allocator for Nothing {
-    fn name(&self) -> &'static str {
-        "nothing"
-    }
-    fn allocate(&self, _: u64, _: &millpond::Stream) -> millpond::Result<millpond::device::DevicePtr> {
-        let next = self.0.fetch_add(512, std::sync::atomic::Ordering::Relaxed);
-        Ok(millpond::device::DevicePtr::NULL.offset(next + 512))
-    }
-    unsafe fn free(&self, _: millpond::device::DevicePtr, _: &millpond::Stream) -> millpond::Result<()> {
-        Ok(())
-    }
-    fn record_use(&self, _: millpond::device::DevicePtr, _: &millpond::Stream) -> millpond::Result<()> {
-        Ok(())
-    }
-    fn trim(&self) -> millpond::Result<()> {
-        Ok(())
-    }
-    fn usage(&self) -> millpond_baselines::Usage {
-        Default::default()
-    }
-}
-
-/// What is between the allocator and its figures: at 5 million events a second, an event has 200 ns.
-#[test]
-#[ignore = "measures time"]
-fn the_loop_itself_takes_less_than_20_ns_an_event() {
-    for job in &JOBS {
-        let program = Program::new(&trace(job), FreeWhen::Completed);
-        let stage = millpond_replay::replay::Stage::sim(&program, UNLIMITED).unwrap();
-        let best = (0..5).map(|_| {
-            let mut blocks = vec![millpond::device::DevicePtr::NULL; program.blocks];
-            let played = stage.play(&Nothing::default(), &program.steps, &mut blocks).unwrap();
-            played.took.as_nanos() as f64 / played.events as f64
-        });
-        let best = best.fold(f64::INFINITY, f64::min);
-        println!("{}: {best:.1} ns an event", job.name);
-        assert!(best < 20.0, "{}: {best:.1} ns", job.name);
     }
 }
