@@ -28,8 +28,10 @@ pub(crate) struct ImportedMemory {
 
 impl ImportedMemory {
     pub(crate) fn new(below: Arc<dyn Device>) -> Self {
-        let properties =
-            Properties { virtual_memory: false, memory_pools: false, ..below.properties().clone() };
+        // Whatever the device's own memory is: the owner's device goes on writing to this, which no borrow of ours forbids.
+        let host_access = false;
+        let below_is = below.properties().clone();
+        let properties = Properties { virtual_memory: false, memory_pools: false, host_access, ..below_is };
         Self { below, properties, open: MappedSegments::new(), stuck: OfProcess::default() }
     }
 

@@ -1023,3 +1023,19 @@ fn whatever_fails_nothing_is_lost() {
         assert!(failed >= 20, "{failed}");
     });
 }
+
+/// The owner's device goes on writing to it, whatever memory the one who opens it has else.
+#[test]
+fn what_was_opened_beside_pinned_memory_is_no_slice() {
+    let (context, pool, stream) = host();
+    let pinned = Context::new(context.pinned().unwrap().build().unwrap().device().clone());
+    let there = pinned.create_stream().unwrap();
+    let owner = Buffer::from_slice(&pool, &[1_u32; 1024], &stream).unwrap();
+    let shared = owner.share().unwrap();
+    let (send, receive) = std::os::unix::net::UnixStream::pair().unwrap();
+    shared.send(&send).unwrap();
+    let mut opened = pinned.open_shared::<u32>(Received::receive(&receive).unwrap(), &there).unwrap();
+    assert!(matches!(opened.buffer.as_slice(), Err(Error::NoHostAccess { .. })));
+    assert!(matches!(opened.buffer.as_mut_slice(), Err(Error::NoHostAccess { .. })));
+    assert_eq!(opened.buffer.to_vec().unwrap(), [1; 1024]);
+}
