@@ -237,6 +237,9 @@ impl<'a> BlockBytes<'a> {
             return Ok(());
         }
         from.pool.check_process()?;
+        if from.is_shared && from.stream.id() != self.stream.id() {
+            return self.copy_behind_its_stream(from);
+        }
         if from.pool.check_stream(self.stream).is_err() {
             return self.copy_from_device(from);
         }
@@ -250,11 +253,23 @@ impl<'a> BlockBytes<'a> {
             self.stream.wait_for(from.stream)?;
         }
         // SAFETY: they do not overlap. Both are valid on this stream, which waits for the other's writes. Its use is recorded
-        // before a free, and before a later write of safe code.
+        // before a free, and before a later write of safe code: nobody else has handles of it, unless it is of this stream.
         unsafe {
             self.stream.device().copy(self.ptr, from.ptr, self.bytes, handle)?;
         }
         if elsewhere { from.note_read_on(self.stream) } else { Ok(()) }
+    }
+
+    /// From a part of another stream that other handles write to, on other threads as well. It is copied on its own stream first:
+    /// nothing comes between there.
+    fn copy_behind_its_stream(self, from: BlockBytes<'_>) -> Result<()> {
+        let between = allocating::alloc(from.pool, from.bytes, from.stream)?;
+        let access = DeviceAccess::none_yet(from.stream);
+        let part = BlockBytes { access: &access, block: between, ptr: between, is_shared: false, ..from };
+        let copied = part.copy_from(from).and_then(|()| self.copy_from(part));
+        // SAFETY: nobody else has it. Its stream knows of what was given there, and of uses elsewhere, or they are complete.
+        unsafe { freeing::free(from.pool, between, from.stream) }?;
+        copied
     }
 
     /// From a part of the same block that overlaps it. A device copies between ranges that do not.

@@ -164,7 +164,8 @@ impl Workspace {
 }
 
 impl<'a, T: Pod> WorkspaceSlice<'a, T> {
-    /// It, as a view. The CPU cannot read it in place: other copies of the slice may be given to the device.
+    /// It, as a view. The CPU cannot read it in place: other copies of the slice may be given to the device. A copy to another
+    /// stream takes a block as long as the view meanwhile, since other views may write to it on other threads.
     pub fn as_view(&self) -> BufferView<'a, T> {
         BufferView::new(self.part(), self.len)
     }

@@ -261,3 +261,46 @@ fn whatever_call_fails_a_buffer_keeps_its_block() {
     assert_eq!(pool.stats().blocks.current, 0, "it was freed");
     pool.check().unwrap();
 }
+
+/// Other handles of a workspace's bytes may write to them on other threads, at any time.
+#[test]
+fn a_copy_of_a_workspace_on_another_stream_is_of_what_was_there() {
+    let bench = Bench::new();
+    let (workspace, other) =
+        (Workspace::new(&bench.pool, MIB, &bench.stream).unwrap(), bench.context.create_stream().unwrap());
+    let slice = workspace.alloc::<u8>(4096).unwrap();
+    slice.fill(1).unwrap();
+    let mut copy = Buffer::<u8>::new(&bench.pool, 4096, &other).unwrap();
+    let (tell, told) = std::sync::mpsc::channel::<()>();
+    other.launch_host(move || told.recv().unwrap()).unwrap();
+    copy.as_view_mut().copy_from(slice.as_view()).unwrap();
+    slice.fill(2).unwrap();
+    // The workspace's stream waits for no other, so none reads its bytes.
+    bench.stream.synchronize().unwrap();
+    tell.send(()).unwrap();
+    assert_eq!(copy.to_vec().unwrap(), [1; 4096]);
+    assert_eq!(slice.to_vec().unwrap(), [2; 4096]);
+    bench.pool.check().unwrap();
+}
+
+#[test]
+fn what_two_threads_write_and_copy_of_a_workspace_is_never_torn() {
+    const LEN: usize = 1 << 20;
+    let bench = Bench::new();
+    let (workspace, other) = (
+        Workspace::new(&bench.pool, LEN as u64, &bench.stream).unwrap(),
+        bench.context.create_stream().unwrap(),
+    );
+    let slice = workspace.alloc::<u8>(LEN).unwrap();
+    slice.fill(0).unwrap();
+    let (mut written, read) = (slice.as_view_mut(), slice.as_view());
+    let mut copy = Buffer::<u8>::new(&bench.pool, LEN, &other).unwrap();
+    scope(|scope| {
+        let writes = scope.spawn(|| (0..300).for_each(|step| written.fill(step as u8).unwrap()));
+        while !writes.is_finished() {
+            copy.as_view_mut().copy_from(read).unwrap();
+            let copied = copy.to_vec().unwrap();
+            assert!(copied[1..] == copied[..LEN - 1]);
+        }
+    });
+}
