@@ -65,8 +65,12 @@ pub(super) fn evict(
     let passed = copied.and_then(|batches| pass(evicted, whole, &mut state.arenas, &batches));
     // Copies may be under way. Whoever gets their pages comes behind them. To wait for them under the pool's lock could hang: they may
     // come behind a function of the host that uses the pool.
-    if passed.is_err() && !state.arenas.record_use_of_all(&out) {
-        evicted.wait(core)?;
+    if passed.is_err() {
+        // Nor does anybody write what they read: the gate opens again.
+        core.last_restore.begin(evicted.copies());
+        if !state.arenas.record_use_of_all(&out) {
+            evicted.wait(core)?;
+        }
     }
     passed
 }

@@ -5,11 +5,13 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::{sleep, spawn, yield_now};
 use std::time::Duration;
 
+use millpond::device::DeviceError;
 use millpond::device::host::{HostDevice, HostOptions};
+use millpond::device::sim::Call;
 use millpond::testing::capturing::CapturingDevice;
 use millpond::{Buffer, Context, Error, Keep, Pool, Result, Stream};
 
-use crate::shared::{Freeing, MIB};
+use crate::shared::{Freeing, MIB, sim};
 
 /// A pool on the host device, whose streams run, and a tag of it.
 struct Tagged {
@@ -212,4 +214,39 @@ fn a_stream_that_is_captured_before_the_restore_is_complete_says_so() {
     assert!(said.as_ref().is_err_and(|said| said.contains("before the capture")), "{said:?}");
     context.synchronize().unwrap();
     capture(&mut || one.fill(1)).unwrap();
+}
+
+#[test]
+fn a_write_comes_behind_the_copies_of_an_eviction_that_failed() {
+    let (mut behind, mut is_over) = (0, false);
+    for nth in 1.. {
+        let (sim, context, stream) = sim(256 * MIB);
+        let pool = Pool::builder(&context).page_sizes(2 * MIB, 2 * MIB).build().unwrap();
+        let tag = pool.tagged("optimizer").unwrap();
+        let mut buffer = Buffer::<u8>::new(&tag, 32 << 20, &context.create_stream().unwrap()).unwrap();
+        context.synchronize().unwrap();
+        // The eviction comes behind this stream, and so do its copies.
+        let hold = sim.hold(stream.handle()).unwrap();
+        let copies = || [Call::Copy, Call::CopyToHost].map(|call| sim.calls()[call]);
+        let before = copies();
+        sim.fail_next(Call::RecordEvent, nth, DeviceError::Unavailable("asked for".to_owned()));
+        is_over = tag.evict(&stream).is_ok();
+        sim.fail_no_more();
+        let began = copies() != before;
+        if !is_over {
+            buffer.fill(2).unwrap();
+            let written = buffer.stream().record().unwrap();
+            sim.advance_to(sim.now() + Duration::from_secs(1));
+            let is_written = written.query().unwrap();
+            assert_eq!(is_written, !began, "the failing event was number {nth}");
+            behind += u32::from(began);
+        }
+        sim.release(hold);
+        context.synchronize().unwrap();
+        [&pool, &tag].iter().for_each(|pool| pool.check().unwrap());
+        if is_over {
+            break;
+        }
+    }
+    assert!(is_over && behind > 0, "{behind}");
 }
