@@ -100,7 +100,10 @@ impl Future for Event {
         // In a forked child, a thread that is gone may have the lock, and nobody would tell.
         event.timelines.check_process()?;
         if let Some(told) = &event.told {
-            *told.waker.lock() = Some(task.waker().clone());
+            // Both are the program's, and may call us: without the lock.
+            let waker = task.waker().clone();
+            let before = told.waker.lock().replace(waker);
+            drop(before);
             // After the waker is there, so that who tells later finds it. Acquire: pairs with the Release in `tell`.
             if told.is_complete.load(Ordering::Acquire) {
                 event.timelines.note_synchronized(&event.clock);

@@ -224,7 +224,8 @@ impl Stream {
 
     /// Runs `work` on a thread of the device's or its driver's, once all work given to the stream so far is complete. Later work
     /// on the stream waits for it. It must not wait for the device, nor call CUDA, as a drop of a buffer may: have it wake
-    /// another thread.
+    /// another thread. Beginning a capture waits for pools that go to sleep, and ending a decay for memory that is given back. Both
+    /// wait for the device, so neither belongs here.
     ///
     /// ```
     /// # let stream = millpond::Context::host()?.create_stream()?;

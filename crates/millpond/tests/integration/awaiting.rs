@@ -296,3 +296,44 @@ fn an_event_from_before_a_move_says_nothing_of_the_buffer() {
     let read = read.on_stream(&other).unwrap();
     assert_eq!(read.as_slice_after(&before).unwrap(), [7; 100]);
 }
+
+#[test]
+fn a_panic_whose_drop_panics_too_ends_no_thread() {
+    struct Twice;
+    impl Drop for Twice {
+        fn drop(&mut self) {
+            panic!("once more");
+        }
+    }
+    let (_, context) = host();
+    let stream = context.create_stream().unwrap();
+    stream.launch_host(|| std::panic::panic_any(Twice)).unwrap();
+    let said = stream.synchronize().unwrap_err().to_string();
+    assert!(said.contains("panicked"), "{said}");
+}
+
+#[test]
+fn a_waker_that_another_one_replaces_may_wait_for_the_device() {
+    struct Waits(Context, mpsc::Sender<()>);
+    impl Wake for Waits {
+        fn wake(self: Arc<Self>) {}
+    }
+    impl Drop for Waits {
+        fn drop(&mut self) {
+            // The work before the event ends now, and its thread tells the event.
+            self.1.send(()).unwrap();
+            self.0.synchronize().unwrap();
+        }
+    }
+    let (_, context) = host();
+    let stream = context.create_stream().unwrap();
+    let (send, receive) = mpsc::channel();
+    stream.launch_host(move || receive.recv().unwrap()).unwrap();
+    let mut event = pin!(stream.record().unwrap());
+    let waits = Waker::from(Arc::new(Waits(context.clone(), send)));
+    assert!(event.as_mut().poll(&mut Task::from_waker(&waits)).is_pending());
+    drop(waits);
+    // The event's clone goes.
+    let polled = event.as_mut().poll(&mut Task::from_waker(Waker::noop()));
+    assert_eq!(polled, Poll::Ready(Ok(())));
+}

@@ -44,7 +44,9 @@ unsafe extern "C" fn run(data: *mut c_void) {
     // SAFETY: the caller's promise.
     let work = unsafe { Box::from_raw(data.cast::<Work>()) };
     // Unwinding into the driver's C frames would abort the process.
-    if catch_unwind(AssertUnwindSafe(work)).is_err() {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(work)) {
+        // Its drop could panic, too.
+        std::mem::forget(panic);
         log!(ERROR, "a host function panicked on its stream");
     }
 }

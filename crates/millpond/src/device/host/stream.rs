@@ -195,7 +195,7 @@ impl Work {
     fn execute(self) -> Option<String> {
         match self {
             // The job is dropped inside as well, and nothing of ours is touched by it: unwind safe.
-            Self::Run(job) => catch_unwind(AssertUnwindSafe(job)).err().map(|panic| text_of(&*panic)),
+            Self::Run(job) => catch_unwind(AssertUnwindSafe(job)).err().map(text_of),
             Self::WaitFor(moment) => {
                 let mut state = moment.stream.state.lock();
                 while !moment.is_reached() {
@@ -216,9 +216,12 @@ pub(super) fn on_stream_thread() -> bool {
     ON_STREAM_THREAD.get()
 }
 
-fn text_of(panic: &(dyn Any + Send)) -> String {
+fn text_of(panic: Box<dyn Any + Send>) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "(no message)".to_owned())
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    // Its drop could panic, too.
+    std::mem::forget(panic);
+    text.unwrap_or_else(|| "(no message)".to_owned())
 }
 
 /// As a GPU reports a kernel that crashed: at the next synchronise, `CUDA_ERROR_LAUNCH_FAILED`.
