@@ -170,7 +170,7 @@ impl SeenProcess {
     }
 
     fn ask(&self, question: &str, patience: Duration) -> Result<String, LookError> {
-        let until = Instant::now() + patience;
+        let until = until(patience);
         let answer = match self.from.ask(|| Asked::new(&self.socket, question)).flatten() {
             Ok(asked) => asked.answer(until).ok_or(LookError::Silent)?,
             Err(Errno::AGAIN) => return Err(LookError::Silent),
@@ -184,6 +184,11 @@ impl SeenProcess {
             None => Ok(answer),
         }
     }
+}
+
+/// When patience ends. Nobody waits longer than a year.
+fn until(patience: Duration) -> Instant {
+    Instant::now() + patience.min(Duration::from_secs(365 * 24 * 60 * 60))
 }
 
 /// The processes of this user that have pools, by their number; for root those of all users, in all network namespaces. Waits for
@@ -200,7 +205,7 @@ pub fn processes(patience: Duration) -> Result<Vec<SeenProcess>, LookError> {
 /// # Errors
 /// As for [`processes`].
 pub fn look(patience: Duration) -> Result<SeenProcesses, LookError> {
-    let until = Instant::now() + patience;
+    let until = until(patience);
     let is_root = rustix::process::geteuid().is_root();
     let (own, others): (Vec<_>, Vec<_>) =
         sockets("self").map_err(LookError::NoList)?.into_iter().partition(Socket::is_named_as_own);
@@ -393,5 +398,15 @@ impl Asked {
         }
         answer.truncate(length);
         String::from_utf8(answer).ok().filter(|answer| !answer.is_empty() && length < LONGEST_ANSWER)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_patience_ends_too() {
+        assert!(until(Duration::MAX) > Instant::now());
     }
 }

@@ -44,7 +44,7 @@ type Watcher = fn(Mapping<'_>);
 static WATCHER: OnceLock<Watcher> = OnceLock::new();
 
 /// Has `tell` called for each page of each pool that is mapped or unmapped from now on. It must not call a pool, nor wait for
-/// who may. An unmapping may also be told of a page whose mapping failed. There can be one; `false` where there is another.
+/// who may, nor panic. An unmapping may also be told of a page whose mapping failed. There can be one; `false` where there is another.
 pub fn watch_mappings(tell: fn(Mapping<'_>)) -> bool {
     WATCHER.set(tell).is_ok()
 }
