@@ -38,6 +38,12 @@ pub(crate) fn give_back(address: usize) {
     }
 }
 
+/// Bytes of the card that are taken.
+pub(crate) fn taken() -> usize {
+    let taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+    taken.values().filter(|(_, owner)| *owner == Owner::Card).map(|(bytes, _)| bytes).sum()
+}
+
 /// Whose memory lies at an address; `None` for memory that was not asked for here.
 pub(crate) fn owner(address: usize) -> Option<Owner> {
     let taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -51,9 +57,12 @@ mod tests {
 
     #[test]
     fn memory_has_an_owner_until_it_is_given_back() {
+        let before = taken();
         let (host, card) = (take(100, Owner::Host), take(1 << 40, Owner::Card));
+        assert_eq!(taken(), before + (1 << 40));
         assert_eq!([host, card + (1 << 39)].map(owner), [Some(Owner::Host), Some(Owner::Card)]);
         give_back(card);
+        assert_eq!(taken(), before);
         assert_eq!(owner(card + (1 << 39)), None);
         give_back(host);
         assert_eq!(take(usize::MAX, Owner::Card), 0);

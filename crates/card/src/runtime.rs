@@ -265,7 +265,7 @@ unsafe extern "C" fn cudaMemGetInfo(free: *mut usize, total: *mut usize) -> c_in
     let bytes = Card::get().bytes as usize;
     // SAFETY: the caller names a place for each answer.
     unsafe {
-        free.write(bytes);
+        free.write(bytes.saturating_sub(memory::taken()));
         total.write(bytes);
     }
     DONE

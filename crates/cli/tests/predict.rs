@@ -189,7 +189,11 @@ told = [cuda.cudaGetDeviceCount(ctypes.byref(count)), cuda.cudaGetDeviceProperti
 told += [cuda.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(50 << 30)), cuda.cudaLaunchKernel(None)]
 host = ctypes.create_string_buffer(b"value", 8)
 told += [cuda.cudaMemcpy(host, address, ctypes.c_size_t(8), 2), cuda.cudaSetDevice(2), cuda.cudaFree(address)]
-text = f"{count.value} of {properties.value.decode()}: {told} {host.raw == bytes(8)}"
+free, total = ctypes.c_size_t(), ctypes.c_size_t()
+cuda.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(30 << 30))
+cuda.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total))
+taken = total.value - free.value >> 30
+text = f"{count.value} of {properties.value.decode()}: {told} {host.raw == bytes(8)}, {taken} GiB are taken"
 with open(os.environ["MILLPOND_PREDICT"] + "/1.json", "w") as file:
     json.dump({"ended": "failed", "error": text, "remarks": []}, file)
 "#;
@@ -315,7 +319,7 @@ fn a_program_finds_a_card_that_does_nothing() {
     let Some(output) = predicted(ASKS, &["--ranks", "2", "--card", "A100"]) else { return };
     let said = crate::shared::failure(&output);
     // All calls succeed, but for the choice of a third card.
-    assert!(said.contains("2 of A100: [0, 0, 0, 0, 0, 101, 0] True"), "{said}");
+    assert!(said.contains("2 of A100: [0, 0, 0, 0, 0, 101, 0] True, 30 GiB are taken"), "{said}");
 }
 
 /// Asks cuFFT and cuSOLVER for workspaces, as PyTorch does, and hears of them as the hook does.
@@ -534,6 +538,56 @@ print('started', child.pid, file=sys.stderr)
     let state = std::fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
     assert!(state.is_empty() || state.contains(") Z "), "{state}");
     assert_eq!(children(child), 0);
+}
+
+#[test]
+fn a_program_that_ignores_signals_ends_at_the_second_one_and_with_the_command() {
+    let ignores = "import signal, time
+for which in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(which, signal.SIG_IGN)
+print('ready', flush=True)
+time.sleep(1000)
+";
+    let place = tempfile::tempdir().unwrap();
+    let Some((mut child, _said)) = ready(ignores, &["--ranks", "2"], place.path()) else { return };
+    signal(child.id(), "TERM");
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert_eq!(
+        (child.try_wait().unwrap(), children(child.id())),
+        (None, 1),
+        "it is not asked by force at once"
+    );
+    signal(child.id(), "TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+    assert!(is_empty(place.path()));
+
+    // Nobody can clear up behind what is killed. But the program ends.
+    let Some((mut child, mut rest)) = ready(ignores, &[], place.path()) else { return };
+    let mut said = String::new();
+    let of = |status: String| {
+        status.lines().any(|line| line == format!("PPid:\t{}", child.id())).then_some(status)
+    };
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let mut found = processes
+        .filter(|entry| std::fs::read_to_string(entry.path().join("status")).ok().and_then(of).is_some());
+    let program = found.next().expect("the program runs").path();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // Its standard error closes with it.
+    std::io::Read::read_to_string(&mut rest, &mut said).unwrap();
+    let state = std::fs::read_to_string(program.join("stat")).unwrap_or_default();
+    assert!(state.is_empty() || state.contains(") Z "), "{state}");
+}
+
+#[test]
+fn a_files_name_that_is_no_text_is_told_as_it_can_be() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("p.json");
+    let script = format!("open(b'n\\xff.txt', 'wb').close()\n{STAND_IN}");
+    let Some(output) = predicted(&script, &["--json", json.to_str().unwrap()]) else { return };
+    assert!(output.status.success(), "{}", stderr(&output));
+    let told = read_json(&json);
+    assert!(told["not_kept"]["written"][0].as_str().unwrap().ends_with("n\u{fffd}.txt"), "{told}");
 }
 
 #[test]

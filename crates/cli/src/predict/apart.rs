@@ -4,13 +4,15 @@
 //! library, may write nowhere else: where the system has Landlock, it refuses that.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
 
 use landlock::{
     ABI, AccessFs, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr,
     RulesetError,
 };
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::terminal::count;
 
@@ -54,8 +56,15 @@ fn restrict(folder: &Path) -> Result<(), RulesetError> {
 /// The files that programs wrote or removed, and that are as they were.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Kept {
+    #[serde(serialize_with = "as_text")]
     written: BTreeSet<PathBuf>,
+    #[serde(serialize_with = "as_text")]
     removed: BTreeSet<PathBuf>,
+}
+
+/// Names may be any bytes, and JSON has text.
+fn as_text<S: Serializer>(paths: &BTreeSet<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(paths.iter().map(|path| path.to_string_lossy()))
 }
 
 /// As the preloaded library names its trees: what was written, and what was removed.
@@ -68,9 +77,10 @@ impl Kept {
         let written = files(&folder.join(WRITTEN));
         // The marker of a file lies in a folder of the file's name. Each name of a folder begins with a letter of its own.
         let removed = files(&folder.join(REMOVED)).into_iter().filter_map(|marker| {
-            let names =
-                marker.parent()?.components().filter_map(|name| name.as_os_str().to_str()?.strip_prefix('d'));
-            Some(names.collect::<PathBuf>())
+            let named = |name: Component<'_>| {
+                Some(OsStr::from_bytes(name.as_os_str().as_bytes().strip_prefix(b"d")?).to_owned())
+            };
+            Some(marker.parent()?.components().filter_map(named).collect::<PathBuf>())
         });
         self.removed.extend(removed.filter(|path| !written.contains(path)));
         self.written.extend(written);

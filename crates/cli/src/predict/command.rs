@@ -114,8 +114,9 @@ fn show(args: &PredictArgs, job: &Job, ranks: &[Rank], (batch, largest): (Option
     if ranks.len() > 1 {
         say(&rank::compared(ranks));
     }
-    for Largest { allocator, batch, .. } in largest.unwrap_or_default() {
-        let batch = batch.map_or("none".to_owned(), |batch| batch.to_string());
+    for Largest { allocator, batch, is_exact } in largest.unwrap_or_default() {
+        let at_least = if *is_exact { "" } else { "at least " };
+        let batch = batch.map_or("none".to_owned(), |batch| format!("{at_least}{batch}"));
         say(&format!("the largest batch that fits with {allocator}: {batch}"));
     }
 }

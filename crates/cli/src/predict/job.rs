@@ -172,7 +172,7 @@ impl<'a> Job<'a> {
         let words: Vec<OsString> = self.words.iter().chain(more).cloned().collect();
         for rank in 0..self.options.ranks.unwrap_or(1) {
             let folder = OwnFolder::below(&std::env::temp_dir())?;
-            let program = Program::new(&words);
+            let program = Program::ours(&words);
             // The results have standard output for themselves.
             let stdout = if is_shown && !is_quiet() { std::io::stderr().into() } else { Stdio::null() };
             // The path that the system itself has for it: what lies in it is told by that.

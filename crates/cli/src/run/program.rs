@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
@@ -25,6 +25,7 @@ use crate::terminal::{Hearing, SIGNALS, Signal as Asked, ignored};
 pub(crate) struct Program<'a> {
     path: &'a OsStr,
     arguments: &'a [OsString],
+    is_ours: bool,
 }
 
 /// How it ended: its exit status or, after a signal, 128 and the signal's number, as shells have it.
@@ -42,7 +43,12 @@ impl<'a> Program<'a> {
     /// The first of the words is the program.
     pub(crate) fn new(words: &'a [OsString]) -> Self {
         let (path, arguments) = words.split_first().expect("clap requires one");
-        Self { path, arguments }
+        Self { path, arguments, is_ours: false }
+    }
+
+    /// One that runs for this command's sake alone: it ends with the command, and by force at the second signal that asks for it.
+    pub(crate) fn ours(words: &'a [OsString]) -> Self {
+        Self { is_ours: true, ..Self::new(words) }
     }
 
     /// For people.
@@ -90,7 +96,12 @@ impl<'a> Program<'a> {
             .stdout(stdout)
             .args(self.arguments)
             .envs(environment.iter().map(|(name, value)| (name, value)));
-        let passing = Passing::begin();
+        if self.is_ours {
+            let end_too = || Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?);
+            // SAFETY: one call of the system, which a child may make before its program.
+            unsafe { command.pre_exec(end_too) };
+        }
+        let passing = Passing::begin(self.is_ours);
         let spawned = command.spawn();
         let mut child = spawned.map_err(|source| Error::CannotRun { program: self.path.into(), source })?;
         passing.to(&child);
@@ -161,19 +172,21 @@ struct Passing {
 
 impl Passing {
     /// Before the child is there: it may ask for a signal at once.
-    fn begin() -> Self {
+    ///
+    /// With `by_force`, the second signal that asks it to end is one that no program ignores.
+    fn begin(by_force: bool) -> Self {
         let hearing = Hearing::begin(&SIGNALS);
         let [child, early, asked] = [(); 3].map(|()| Arc::<AtomicI32>::default());
         let ignored = ignored();
         let register = |signal: i32| {
             let (child, early, asked) = (child.clone(), early.clone(), asked.clone());
             let pass = move |about: &libc::siginfo_t| {
-                if ASK_TO_END.contains(&signal) {
-                    asked.store(signal, Ordering::SeqCst);
-                }
+                let is_second =
+                    ASK_TO_END.contains(&signal) && asked.swap(signal, Ordering::SeqCst) != 0 && by_force;
                 // Sequentially consistent: `to` looks for an early signal after it has named the child.
                 match child.load(Ordering::SeqCst) {
                     0 => early.store(signal, Ordering::SeqCst),
+                    child if is_second => send(child, libc::SIGKILL),
                     child if is_from_terminal(about) && has_got_it(child) => {}
                     child => send(child, signal),
                 }
