@@ -1,7 +1,7 @@
 //! Parts of buffers: they read, write and copy what they name and nothing else, in the order of all other uses.
 
 use std::thread::{scope, sleep};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millpond::device::DeviceError;
 use millpond::device::host::HostDevice;
@@ -276,7 +276,11 @@ fn a_copy_of_a_workspace_on_another_stream_is_of_what_was_there() {
     copy.as_view_mut().copy_from(slice.as_view()).unwrap();
     slice.fill(2).unwrap();
     // The workspace's stream waits for no other, so none reads its bytes.
-    bench.stream.synchronize().unwrap();
+    let (written, until) = (bench.stream.record().unwrap(), Instant::now() + Duration::from_secs(20));
+    while !written.query().unwrap() {
+        assert!(Instant::now() < until, "it waits for the other stream");
+        sleep(Duration::from_millis(1));
+    }
     tell.send(()).unwrap();
     assert_eq!(copy.to_vec().unwrap(), [1; 4096]);
     assert_eq!(slice.to_vec().unwrap(), [2; 4096]);
