@@ -55,6 +55,13 @@ fn a_compressed_file_without_its_right_checksum_is_refused() {
     std::fs::write(&path, damaged).unwrap();
     let error = read(&path, Limits::default()).unwrap_err().to_string();
     assert!(error.contains("checksum"), "{error}");
+    // Where the compression itself makes no sense any more.
+    let mut damaged = zstd(&plain(GNN));
+    let middle = damaged.len() / 2;
+    damaged[middle..middle + 64].fill(0xff);
+    std::fs::write(&path, damaged).unwrap();
+    let error = read(&path, Limits::default()).unwrap_err().to_string();
+    assert!(error.contains("damaged; copy it again") || error.contains("file is damaged"), "{error}");
 }
 
 #[test]

@@ -74,7 +74,13 @@ impl<R: BufRead> Frames<R> {
     fn reason(&mut self, error: FrameDecoderError) -> io::Error {
         match self.source.fill_buf() {
             Ok([]) => io::ErrorKind::UnexpectedEof.into(),
-            Ok(_) => io::Error::new(io::ErrorKind::InvalidData, error),
+            Ok(_) if matches!(error, FrameDecoderError::WindowSizeTooBig { .. }) => {
+                io::Error::new(io::ErrorKind::InvalidData, error)
+            }
+            Ok(_) => io::Error::new(
+                io::ErrorKind::InvalidData,
+                "what zstd compressed in it is damaged; copy it again",
+            ),
             Err(reading) => reading,
         }
     }
