@@ -410,6 +410,15 @@ fn each_rank_is_predicted() {
 }
 
 #[test]
+fn processes_of_one_rank_are_told_apart() {
+    let second = STAND_IN.replace("\"1.pickle\"", "\"2.pickle\"").replace("\"1.json\"", "\"2.json\"");
+    let Some(output) = predicted(&format!("{STAND_IN}{second}"), &[]) else { return };
+    let text = stdout(&output);
+    assert!(text.contains("\nProcess 1\n") && text.contains("\nProcess 2\n"), "{text}");
+    assert!(text.contains("process  requested") && !text.contains("Rank"), "{text}");
+}
+
+#[test]
 fn what_cannot_be_predicted_says_why_in_one_line() {
     let answer = |ended: &str, error: &str| {
         format!(
@@ -573,10 +582,17 @@ time.sleep(1000)
     let program = found.next().expect("the program runs").path();
     child.kill().unwrap();
     child.wait().unwrap();
-    // Its standard error closes with it.
+    // Its standard error closes with it, a moment before it has ended.
     std::io::Read::read_to_string(&mut rest, &mut said).unwrap();
-    let state = std::fs::read_to_string(program.join("stat")).unwrap_or_default();
-    assert!(state.is_empty() || state.contains(") Z "), "{state}");
+    let has_ended = || {
+        let state = std::fs::read_to_string(program.join("stat")).unwrap_or_default();
+        state.is_empty() || state.contains(") Z ")
+    };
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while !has_ended() {
+        assert!(std::time::Instant::now() < until, "{}", program.display());
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
 }
 
 #[test]

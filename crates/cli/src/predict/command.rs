@@ -108,8 +108,10 @@ fn show(args: &PredictArgs, job: &Job, ranks: &[Rank], (batch, largest): (Option
     let size = format!(" ({})", HumanBytes(card.bytes));
     let size = if card.is_named() { size.as_str() } else { "" };
     say(&wrapped(&format!("{}{with}, predicted on {}{size}", job.name(), card.name), WIDTH));
-    for rank in ranks {
-        rank.show(ranks.len() > 1);
+    let (what, numbers) = Rank::numbers(ranks);
+    let title = |number: u32| format!("{} {number}", if what == "rank" { "Rank" } else { "Process" });
+    for (rank, number) in ranks.iter().zip(numbers) {
+        rank.show((ranks.len() > 1).then(|| title(number)));
     }
     if ranks.len() > 1 {
         say(&rank::compared(ranks));

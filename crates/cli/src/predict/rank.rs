@@ -1,6 +1,6 @@
 //! What one process requests and needs: by kind and module at the peak, with each allocator, and beside the allocators.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use millpond::HumanBytes;
 use millpond_baselines::NAMES;
@@ -118,10 +118,18 @@ impl Rank {
         row.and_then(|row| row.needs).unwrap_or(u64::MAX)
     }
 
-    pub(super) fn show(&self, is_one_of_several: bool) {
-        if is_one_of_several {
-            say(&format!("\nRank {}", self.rank));
+    /// What they are, and the number of each: processes of one rank, as those that a program starts by itself, are counted.
+    pub(super) fn numbers(ranks: &[Self]) -> (&'static str, Vec<u32>) {
+        let numbers: BTreeSet<u32> = ranks.iter().map(|rank| rank.rank).collect();
+        if numbers.len() == ranks.len() {
+            return ("rank", ranks.iter().map(|rank| rank.rank).collect());
         }
+        ("process", (1..).take(ranks.len()).collect())
+    }
+
+    /// With a title, where it is one of several.
+    pub(super) fn show(&self, title: Option<String>) {
+        title.iter().for_each(|title| say(&format!("\n{title}")));
         say(&format!("({})", self.seen));
         self.first.iter().for_each(|said| say(&wrapped(&format!("But: {said}"), WIDTH)));
         let peak = self.peak_requested;
@@ -223,12 +231,13 @@ fn beside(wanted: &Wanted) -> Vec<Beside> {
 
 /// What the ranks request and need, side by side.
 pub(super) fn compared(ranks: &[Rank]) -> String {
+    let (what, numbers) = Rank::numbers(ranks);
     let mut lines =
-        vec![["rank", "requested", "needs with caching", "with millpond"].map(str::to_owned).to_vec()];
-    lines.extend(ranks.iter().map(|rank| {
+        vec![[what, "requested", "needs with caching", "with millpond"].map(str::to_owned).to_vec()];
+    lines.extend(ranks.iter().zip(numbers).map(|(rank, number)| {
         let [pytorch, millpond] =
             ["caching", "millpond"].map(|name| HumanBytes(rank.needs(name)).to_string());
-        vec![rank.rank.to_string(), HumanBytes(rank.peak_requested).to_string(), pytorch, millpond]
+        vec![number.to_string(), HumanBytes(rank.peak_requested).to_string(), pytorch, millpond]
     }));
     table(&lines) + "\n"
 }
