@@ -131,6 +131,127 @@ def test_what_needs_a_value_is_refused_with_its_line(line: str, said: str) -> No
     assert done.stderr.splitlines()[-1].startswith(f"millpond: {said}"), done.stderr
 
 
+COUNTS = """
+import json, math, statistics
+import torch
+loss = torch.ones(64, device="cuda", requires_grad=True).sum()
+count = (loss > 0).sum().item()
+(loss / count + count).backward()
+whole = torch.arange(4, device="cuda") * count
+assert whole.dtype == torch.int64 and torch.tensor(count).dtype == torch.int64
+assert torch.full((2,), count).shape == torch.tensor([count, 1], device="cuda").shape == (2,)
+assert json.dumps({"count": count}) == '{"count": 0}'
+assert "%d of %d, %.1f" % (count, 64, count) == "0 of 64, 0.0" and "%d" % (loss > 0).sum() == "0"
+assert [str(value) for value in (round(count), count**2, 64 // count, *divmod(count, 2))] == ["0"] * 5
+assert math.log(1 + count) == 0 and float(count) / float(count) == 1 and str(statistics.mean([count, count])) == "0"
+assert float((loss > 0).sum()) == 1.0
+"""
+
+
+def test_a_count_is_a_number_where_it_is_no_size() -> None:
+    done = of(COUNTS)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["torch.zeros(n)", "torch.arange(n)", "torch.full((n, 2), 1)", "loss[:n]", "loss[n]", "loss.repeat_interleave(n)", "[0] * n", "int(n)"],
+)
+def test_a_count_is_refused_where_it_is_a_size(line: str) -> None:
+    done = of(f"import torch\nloss = torch.ones(8).cuda()\nn = (loss > 0).sum().item()\n{line}\n")
+    assert done.returncode == 2 and "needs a value that only a GPU would compute" in done.stderr, done.stderr
+
+
+def test_what_does_not_know_a_count_is_told_with_the_option() -> None:
+    done = of("import statistics, torch\nn = (torch.ones(8).cuda() > 0).sum().item()\nstatistics.mean([1.0, n])\n")
+    assert done.returncode == 1 and "say --item VALUE" in done.stderr, done.stderr
+
+
+def test_a_loss_scaler_has_its_first_scale() -> None:
+    program = """
+import torch
+scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
+scaler.scale(torch.ones(8, device="cuda"))
+assert scaler.get_scale() == scaler.state_dict()["scale"] == 1024.0
+"""
+    done = of(program)
+    assert done.returncode == 0, done.stderr
+
+
+def test_large_data_of_the_program_keeps_its_values() -> None:
+    program = """
+import torch
+data = torch.arange(1 << 20, dtype=torch.float64)
+assert data.float().max() == data.to(torch.float32).max() == (1 << 20) - 1
+assert 0.4 < torch.empty(1 << 20).uniform_().mean() < 0.6 and torch.empty(1 << 20).normal_().std() > 0.9
+torch.zeros(8).cuda()
+"""
+    done = of(program)
+    assert done.returncode == 0, done.stderr
+
+
+def test_large_weights_get_no_values() -> None:
+    program = """
+import torch
+model = torch.nn.Linear(8192, 8192, bias=False)
+model.weight.data.normal_()
+own = torch.nn.Parameter(torch.zeros(8192, 8192)).requires_grad_(False).uniform_()
+assert not own.any()
+# The pages of weights that nobody fills are not there: 64 models would need 24 GiB.
+models = [torch.nn.Linear(8192, 8192, bias=False).half() for _ in range(64)]
+held = [int(line.split()[1]) >> 10 for line in open("/proc/self/status") if line.startswith("VmRSS")]
+assert held[0] < 4096, held
+models[0].cuda()
+"""
+    done = of(program)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not has("safetensors"), reason="needs safetensors beside PyTorch")
+def test_safetensors_are_written_and_read(tmp_path: Path) -> None:
+    program = """
+import os, pathlib, torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+tensors = {"b": torch.arange(3, dtype=torch.uint8), "a": torch.arange(6.0).view(2, 3), "card": torch.ones(4, device="cuda")}
+for _ in range(2):
+    save_file(tensors, pathlib.Path("model.safetensors"), metadata={"format": "pt"})
+read = load_file("model.safetensors")
+assert all(read[name].equal(tensors[name]) for name in "ab") and read["card"].shape == (4,)
+assert safe_open("model.safetensors", "pt").metadata() == {"format": "pt"} and os.listdir() == ["model.safetensors"]
+"""
+    done = subprocess.run([*COMMAND, "predict", "--", PYTHON, "-c", program], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sparse_tensor_keeps_its_entries_and_says_so(tmp_path: Path) -> None:
+    program = """
+import torch
+made = torch.sparse_coo_tensor(torch.zeros(2, 1000, dtype=torch.int64).cuda(), torch.ones(1000, 3).cuda(), (10, 10, 3)).coalesce()
+assert made.is_coalesced() and made.indices().shape == (2, 1000) and made.values().shape == (1000, 3)
+"""
+    remarks = rank_of_program(tmp_path, program)["remarks"]
+    assert any("coalesce() of a sparse tensor is taken to keep all entries" in remark for remark in remarks), remarks
+
+
+UNIQUE = {
+    "x.unique(dim=0, return_inverse=True, return_counts=True)": "[(4, 2), (8,), (4,)]",
+    "x.unique(return_inverse=True, return_counts=True)": "[(8,), (8, 2), (8,)]",
+    "x.unique_consecutive(return_inverse=True, return_counts=True)": "[(8,), (8, 2), (8,)]",
+    "x.unique_consecutive(dim=1, return_inverse=True, return_counts=True)": "[(8, 1), (2,), (1,)]",
+}
+
+
+@pytest.mark.parametrize("line", UNIQUE)
+def test_how_many_values_are_unique_is_asked_for(line: str) -> None:
+    program = f"import torch\nx = torch.zeros(8, 2).cuda()\nprint([tuple(part.shape) for part in {line}])"
+    done = of(program)
+    assert done.returncode == 2 and "<string>:3: unique" in done.stderr, done.stderr
+    done = of(program, "--selected", "0.5")
+    assert done.returncode == 0 and UNIQUE[line] in done.stderr, done.stderr
+
+
 def test_an_option_answers_what_needs_a_value() -> None:
     line = "print(model.weight[model.weight > 0].shape, 'more' if loss > 3 else 'less')"
     done = of(TRAINS.format(line=line), "--item", "4", "--selected", "0.25")
@@ -306,12 +427,15 @@ def test_a_program_that_enables_millpond_is_predicted_with_a_remark(tmp_path: Pa
 
 
 def test_a_check_for_nan_is_answered_before_the_option(tmp_path: Path) -> None:
-    lines = ("if torch.isnan(loss): break", "assert torch.isfinite(loss).all()", "if loss > 3: pass")
+    asked = "if torch.isnan(loss): break", "if torch.isnan(loss).any().item(): break"
+    lines = (*asked, "assert torch.isfinite(loss).all()", "if loss > 3: pass")
     script = tmp_path / "train.py"
     script.write_text(TRAINS.format(line="\n    ".join(lines)))
     for item in ("0", "1"):
         rank = rank_of(tmp_path, "--item", item, "--", PYTHON, str(script))
         assert rank["first"] == [] and "3 steps" in rank["seen"]
+    script.write_text(TRAINS.format(line="\n    ".join(lines[:-1])))
+    assert "3 steps" in rank_of(tmp_path, "--", PYTHON, str(script))["seen"]
 
 
 def test_an_optimizer_without_a_step_is_said_first(tmp_path: Path) -> None:

@@ -20,6 +20,9 @@ It uses nothing of the package ``millpond``, which need not be there.
 
 from __future__ import annotations
 
+import json
+import math
+import os
 import sys
 from typing import Any
 
@@ -44,8 +47,56 @@ def watch_millpond(module: Any) -> None:
         allocator.begin_millpond(module)
 
 
+def watch_safetensors(module: Any) -> None:
+    """It renames files past the C library, which does not find those that go to a folder of their own. So Python writes them."""
+    from . import settings
+
+    if settings.REAL:
+        return
+
+    def field(tensor: Any, name: str) -> Any:
+        return tensor.get(name) if isinstance(tensor, dict) else getattr(tensor, name, None)
+
+    def size(tensor: Any) -> int:
+        """Bytes of an element: larger ones are first, so that each tensor is aligned."""
+        length = field(tensor, "data_len")
+        return (len(field(tensor, "data")) if length is None else length) // max(1, math.prod(field(tensor, "shape")))
+
+    def serialize_file(tensor_dict: Any, filename: Any, metadata: Any = None) -> None:
+        names = sorted(tensor_dict, key=lambda name: (-size(tensor_dict[name]), name))
+        header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+        # Room for the header: what it says of each tensor is known once that is written.
+        room = 1024 + 2 * len(json.dumps(header)) + sum(len(json.dumps(name)) + 512 for name in names)
+        room -= room % 8
+        path = os.fspath(filename)
+        with open(f"{path}.part", "wb") as file:
+            file.seek(8 + room)
+            begin = 0
+            for name in names:
+                # One tensor at a time, so that there is no copy of all in memory.
+                whole = module.serialize({name: tensor_dict[name]}, None)
+                start = 8 + int.from_bytes(whole[:8], "little")
+                header[name] = json.loads(whole[8:start])[name]
+                end = begin + file.write(memoryview(whole)[start:])
+                header[name]["data_offsets"] = [begin, end]
+                begin = end
+            file.seek(0)
+            file.write(room.to_bytes(8, "little") + json.dumps(header).encode().ljust(room))
+        os.replace(f"{path}.part", path)
+
+    module.serialize_file = serialize_file
+    rust = sys.modules.get("safetensors._safetensors_rust")
+    if rust is not None:
+        rust.serialize_file = serialize_file  # type: ignore[attr-defined]
+
+
 #: What is done once a module is loaded.
-AFTER = {"torch": watch_torch, "transformers.generation.utils": watch_generation, "millpond.torch": watch_millpond}
+AFTER = {
+    "torch": watch_torch,
+    "transformers.generation.utils": watch_generation,
+    "millpond.torch": watch_millpond,
+    "safetensors": watch_safetensors,
+}
 
 
 class Imports:

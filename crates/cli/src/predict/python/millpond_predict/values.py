@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dis
+import functools
+import json
 import linecache
 import math
+import sys
 from typing import Any
 
 import torch
@@ -23,15 +27,21 @@ def begin() -> None:
         "_local_scalar_dense": scalar,
         "nonzero": nonzero,
         "_unique2": unique,
+        "unique_dim": unique_along,
+        "unique_consecutive": unique_consecutive,
+        "unique_dim_consecutive": unique_along_consecutive,
         "bincount": bincount,
     }.items():
         LIBRARY.impl(name, operation, "CUDA", allow_override=True)
+    LIBRARY.impl("_coalesce", coalesce, "SparseCUDA", allow_override=True)
+    begin_whole_numbers()
+    begin_scaler()
     item = torch.Tensor.item
 
     def item_of(tensor: Any) -> Any:
-        if tensor.is_cuda and ITEM is None and not tensor.is_floating_point() and not tensor.is_complex():
+        if is_whole_number(tensor):
             where, is_own = place()
-            if is_own:
+            if is_own and of_a_check(where) is None:
                 ANSWER.remark(f"{where}: item() of whole numbers is a stand-in that only counts and prints")
                 return Unknown(where)
         return item(tensor)
@@ -51,6 +61,76 @@ def begin() -> None:
         return cpu(tensor, *args, **kwargs)
 
     torch.Tensor.tolist, torch.Tensor.cpu = list_of, on_the_host
+
+
+def is_whole_number(tensor: Any) -> bool:
+    """Whether nobody knows it, and no option answers it."""
+    return tensor.is_cuda and ITEM is None and not tensor.is_floating_point() and not tensor.is_complex()
+
+
+def begin_whole_numbers() -> None:
+    """Where a program gives whole numbers of the card to others than PyTorch's operators."""
+    number, whole = torch.Tensor.__float__, torch.Tensor.__int__
+
+    def float_of(tensor: Any) -> float:
+        if is_whole_number(tensor):
+            where, is_own = place()
+            if is_own and of_a_check(where) is None:
+                # No size is a float.
+                ANSWER.remark(f"{where}: a value of the card is answered by 1")
+                return 1.0
+        return number(tensor)
+
+    def int_of(tensor: Any) -> int:
+        return 0 if is_whole_number(tensor) and is_formatted() else whole(tensor)
+
+    torch.Tensor.__float__, torch.Tensor.__int__ = float_of, int_of
+    for name in ("tensor", "as_tensor"):
+        make = of_known(getattr(torch, name))
+        setattr(torch, name, make)
+        # TorchScript knows its operators by the functions of Python.
+        torch.jit._builtins._register_builtin(make, f"aten::{name}")
+    encode = json.JSONEncoder.default
+    json.JSONEncoder.default = lambda encoder, value: 0 if isinstance(value, Unknown) else encode(encoder, value)  # type: ignore
+
+
+def of_known(make: Any) -> Any:
+    """A tensor of numbers, some of which may be stand-ins."""
+
+    def known(value: Any) -> Any:
+        return 1 if isinstance(value, Unknown) else value
+
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], Unknown):
+            args = 1, *args[1:]
+        elif args and isinstance(args[0], (list, tuple)) and any(isinstance(value, Unknown) for value in args[0]):
+            args = [known(value) for value in args[0]], *args[1:]
+        return make(*args, **kwargs)
+
+    return made
+
+
+def begin_scaler() -> None:
+    """A loss scaler stays at its first scale, since no overflow is found."""
+    scaler = torch.amp.grad_scaler.GradScaler
+    get_scale = scaler.get_scale
+
+    @functools.wraps(get_scale)
+    def scale_of(self: Any) -> float:
+        scale = self._scale
+        return float(self._init_scale) if scale is not None and scale.is_cuda else get_scale(self)
+
+    scaler.get_scale = scale_of
+
+
+def is_formatted() -> bool:
+    """Whether a number is asked for by `"%d" % number`, in the code that called the caller of this."""
+    frame = sys._getframe(2)
+    code, at = frame.f_code.co_code, frame.f_lasti
+    name = dis.opname[code[at]]
+    # The operators % and %= of Python 3.11 and later.
+    return name in ("BINARY_MODULO", "INPLACE_MODULO") or (name == "BINARY_OP" and code[at + 1] in (6, 19))
 
 
 def refuse_value(where: str, what: str) -> None:
@@ -135,9 +215,47 @@ def nonzero(tensor: Any) -> Any:
 
 def unique(tensor: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
     count = part_of(tensor.numel(), "unique()")
-    sizes = count, tensor.numel() if return_inverse else 0, count if return_counts else 0
-    dtypes = tensor.dtype, torch.int64, torch.int64
-    return tuple(torch.empty(size, dtype=dtype, device=tensor.device) for size, dtype in zip(sizes, dtypes))
+    return unique_of(tensor, (count,), tensor.shape if return_inverse else (0,), count if return_counts else 0)
+
+
+def unique_of(tensor: Any, values: Any, inverse: Any, counts: int) -> Any:
+    """What is returned for these sizes."""
+    others = (torch.empty(size, dtype=torch.int64, device=tensor.device) for size in (inverse, (counts,)))
+    return torch.empty(values, dtype=tensor.dtype, device=tensor.device), *others
+
+
+def unique_along(tensor: Any, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
+    shape = list(tensor.shape)
+    inverse = (shape[dim],) if return_inverse else (0,)
+    count = shape[dim] = part_of(shape[dim], "unique(dim=...)")
+    return unique_of(tensor, shape, inverse, count if return_counts else 0)
+
+
+def unique_along_consecutive(tensor: Any, dim: int, return_inverse: bool = False, return_counts: bool = False) -> Any:
+    return unique_along(tensor, dim, True, return_inverse, return_counts)
+
+
+def unique_consecutive(tensor: Any, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None) -> Any:
+    if dim is not None:
+        return unique_along(tensor, dim, True, return_inverse, return_counts)
+    return unique(tensor, True, return_inverse, return_counts)
+
+
+def coalesce(tensor: Any) -> Any:
+    """A sparse tensor whose entries all stay, in what PyTorch's own takes while it sorts them."""
+    indices, values = tensor._indices(), tensor._values()
+    entries, dims = values.shape[0], tensor.sparse_dim()
+    ANSWER.remark(f"{place()[0]}: coalesce() of a sparse tensor is taken to keep all entries")
+    # The flat index of each entry, its old place, and where equal ones begin. While these are sorted, there is a copy of two.
+    held = [indices.new_empty(entries) for _ in range(5)]
+    del held[3:]
+    new_values = torch.empty(values.shape, dtype=values.dtype, device=values.device)
+    new_indices = indices.new_empty((dims, entries))
+    make = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors
+    return make(
+        dims, tensor.dense_dim(), tensor.shape, new_indices, new_values, dtype=values.dtype, layout=torch.sparse_coo,
+        device=values.device, is_coalesced=True
+    )
 
 
 def bincount(tensor: Any, weights: Any = None, minlength: int = 0) -> Any:
@@ -147,27 +265,74 @@ def bincount(tensor: Any, weights: Any = None, minlength: int = 0) -> Any:
     return torch.zeros(length, dtype=torch.int64 if weights is None else weights.dtype, device=tensor.device)
 
 
+#: PyTorch's operations that take a number, and make no size of it: their names without underscores.
+TAKE_NUMBERS = frozenset(
+    "add sub subtract rsub mul multiply div divide truedivide rdiv rtruediv floordivide floordiv rfloordiv remainder fmod rmod pow rpow "
+    "floatpower eq ne lt le gt ge clamp clip clampmin clampmax full fulllike newfull fill maskedfill where setitem scalartensor "
+    "addcmul addcdiv lerp".split()
+)
+
+#: Of these, the ones with a size or an index among what they are given, and its place.
+TAKE_SIZES = {"full": 0, "newfull": 1, "setitem": 1}
+
+
 class Unknown:
     """A whole number that a program counts and prints. What it would decide by is refused."""
 
-    def __init__(self, where: str) -> None:
-        self.where = where
+    def __init__(self, where: Any) -> None:
+        # A mean of several makes one of a number.
+        self.where = where if isinstance(where, str) else place()[0]
 
-    def same(self, *_: Any) -> Unknown:
+    @classmethod
+    def __torch_function__(cls, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """With a tensor it makes a tensor, as 1 would: so nothing is divided by 0."""
+        name, kwargs = function.__name__.replace("_", ""), kwargs or {}
+        size = TAKE_SIZES.get(name)
+        if name not in TAKE_NUMBERS or (size is not None and len(args) > size and isinstance(args[size], cls)):
+            refuse_value(place()[0], f"{function.__name__}() with a number of item()")
+        known = [1 if isinstance(value, cls) else value for value in args]
+        return function(*known, **{key: 1 if isinstance(value, cls) else value for key, value in kwargs.items()})
+
+    def same(self, *others: Any) -> Any:
+        if any(isinstance(other, torch.Tensor) for other in others):
+            # The tensor's own operator is next.
+            return NotImplemented
+        if any(isinstance(other, (list, tuple, str, bytes)) for other in others):
+            # It would repeat them.
+            self.refused()
         return self
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = same
-    __neg__ = __pos__ = __abs__ = __floordiv__ = __mod__ = same
+    __neg__ = __pos__ = __abs__ = __round__ = same
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = same
 
-    def as_float(self, *_: Any) -> float:
-        return 0.0
+    def divided(self, other: Any) -> Any:
+        return NotImplemented if isinstance(other, torch.Tensor) else 0.0
 
-    __float__ = __truediv__ = __rtruediv__ = as_float
+    __truediv__ = __rtruediv__ = divided
+
+    def divided_with_rest(self, *_: Any) -> tuple[Unknown, Unknown]:
+        return self, self
+
+    __divmod__ = __rdivmod__ = divided_with_rest
+
+    def as_integer_ratio(self) -> tuple[int, int]:
+        return 0, 1
+
+    def __float__(self) -> float:
+        # What is computed with it has no division by 0, and no logarithm of 0.
+        return 0.0 if is_formatted() else 1.0
+
+    def __int__(self) -> int:
+        if not is_formatted():
+            self.refused()
+        return 0
 
     def refused(self, *_: Any) -> Any:
         refuse_value(self.where, "a branch on item(), or a size from it,")
 
-    __bool__ = __index__ = __int__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __hash__ = refused
+    __bool__ = __index__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __hash__ = refused
+    __floor__ = __ceil__ = __trunc__ = refused
 
     def __repr__(self) -> str:
         return "0"

@@ -72,7 +72,9 @@ def begin() -> None:
             ANSWER.say_first("ended by Ctrl-C: what came before is predicted")
             finish("ended")
         hook(kind, error, trace)
-        ANSWER.figures["failed"] = f"{kind.__name__}: {error}"
+        # A library may not know the stand-in for a whole number.
+        hint = "; a whole number of item() has no value: say --item VALUE" if "Unknown" in str(error) and not REAL else ""
+        ANSWER.figures["failed"] = f"{kind.__name__}: {error}{hint}"
 
     sys.excepthook = failed
 
