@@ -101,7 +101,8 @@ pub(crate) fn alloc_slow(core: &Core, bytes: u64, align: u64, stream: &Stream) -
 /// Sets a new block to zero, in stream order.
 pub(crate) fn zero(core: &Core, ptr: DevicePtr, bytes: u64, stream: &Stream) -> Result<()> {
     let handle = stream.handle_here()?;
-    let _awake = core.stay_awake()?;
+    // Behind copies of the memory that are under way, as any write.
+    let _awake = core.stay_awake_for(stream)?;
     // SAFETY: the block was allocated for work on this stream, and is as long.
     Ok(unsafe { core.device.memset(ptr, 0, bytes, handle) }?)
 }
