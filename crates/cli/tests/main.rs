@@ -11,6 +11,7 @@ mod operate;
 mod pages;
 mod plan;
 mod predict;
+mod predict_ending;
 mod probe;
 mod ranks;
 mod replay;
