@@ -23,7 +23,7 @@ use crate::log::log;
 use crate::order::{Admission, Fence, Stream};
 use crate::physical::Refusal;
 use crate::policy::growth::{self, Growth};
-use crate::policy::ledger::{Balance, CUT};
+use crate::policy::ledger::CUT;
 use crate::policy::size_classes::is_enough_to_round;
 
 /// What a rung gives: an allocation, or why none can be had.
@@ -258,7 +258,7 @@ fn empty_caches_and_map(
     let (began, moved) = (core.now(), core.counters.pages_moved());
     let revoked = core.empty_caches(state);
     let emptied = core.since(began);
-    let is_bought = matches!(state.ledger.balance(core.now()), Balance::Saving);
+    let is_bought = state.ledger.page_doublings(core.now()) == 0;
     let found = map(core, state, request);
     let is_saved = revoked || core.counters.pages_moved() > moved;
     let took = if is_bought { emptied } else { core.since(began) };
@@ -272,10 +272,10 @@ fn map(core: &Core, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb
     let LockedRequest { units, align, stream, to, .. } = *request;
     let Some(arena) = arenas.named_mut(to) else { return Ok(None) };
     let began = core.now();
-    let balance = ledger.balance(began);
-    let found = match grow_for_longer_blocks(core, arena, request, balance) {
+    let doublings = ledger.page_doublings(began);
+    let found = match grow_for_longer_blocks(core, arena, request, doublings) {
         Some(grown) => Ok(Some(grown)),
-        None => arena.alloc((units, align), stream, Effort::Map(balance)),
+        None => arena.alloc((units, align), stream, Effort::Map(doublings)),
     };
     if !matches!(found, Ok(Some(Allocation { misses: 0, .. }))) {
         let took = core.since(began);
@@ -293,7 +293,7 @@ fn grow_for_longer_blocks(
     core: &Core,
     arena: &mut Arena,
     request: &LockedRequest<'_>,
-    balance: Balance,
+    doublings: u32,
 ) -> Option<Allocation> {
     let LockedRequest { units, align, stream, to } = *request;
     let bytes = core.caches.sizes().bytes(units);
@@ -302,7 +302,7 @@ fn grow_for_longer_blocks(
         && arena.growth.is_usual()
         && held <= growth::may_hold(bytes, core.counted().allocated.high)
         && core.limits.have_room(bytes);
-    let grown = grows.then(|| arena.alloc((units, align), stream, Effort::MapNew(balance)).ok().flatten());
+    let grown = grows.then(|| arena.alloc((units, align), stream, Effort::MapNew(doublings)).ok().flatten());
     if matches!(grown, Some(None)) {
         // The device is short of memory, say. If it is worse, what is tried next says so.
         arena.growth = Growth::default();
@@ -344,7 +344,7 @@ fn try_reserve(core: &Core, bytes: u64, stream: &Stream) -> Result<std::result::
     // A device takes a segment of pinned memory several times as fast as pages of it.
     let effort = match core.device.properties().memory {
         MemoryKind::Pinned => Effort::TakeSegment,
-        MemoryKind::Device | MemoryKind::Managed => Effort::Map(state.ledger.balance(core.now())),
+        MemoryKind::Device | MemoryKind::Managed => Effort::Map(state.ledger.page_doublings(core.now())),
     };
     let arena = &mut state.arenas.own;
     let found = arena.alloc((core.caches.sizes().units(bytes), 1), stream, effort);

@@ -254,8 +254,7 @@ impl Arena {
     /// What a miss of so many units would do now.
     #[cfg(test)]
     pub(crate) fn plan(&mut self, units: u64, stream: &Stream) -> String {
-        let effort = Effort::Map(crate::policy::ledger::Balance::Even);
-        let request = self.request((units, 1), stream, effort).expect("there is host memory");
+        let request = self.request((units, 1), stream, Effort::Map(0)).expect("there is host memory");
         self.old_mappings.settle(&mut self.map, &self.rules, &mut self.pages);
         let plan = Planner::new(self, request).plan().expect("there is host memory");
         plan.expect("there is a region").to_string()

@@ -8,7 +8,6 @@ use super::plan::{Plan, Step};
 use super::search::{Effort, Request};
 use crate::order::Fence;
 use crate::physical::{Home, ParkedCursor, Refusal};
-use crate::policy::ledger::Balance;
 use crate::policy::page_length::{PageNeed, page_length};
 
 /// What is read for a plan.
@@ -103,18 +102,17 @@ impl<'a> Planner<'a> {
     fn length_of_new(&self, room: u32) -> u32 {
         let layout = &self.arena.map.layout;
         let effort = self.request.effort;
-        let balance = match effort {
-            Effort::Map(balance) | Effort::MapNew(balance) => balance,
-            Effort::Ready | Effort::Grow | Effort::TakeSegment => Balance::Overdrawn,
+        let doublings = match effort {
+            Effort::Map(doublings) | Effort::MapNew(doublings) => doublings,
+            Effort::Ready | Effort::Grow | Effort::TakeSegment => u32::MAX,
         };
         page_length(PageNeed {
             room,
             longest: self.request.longest,
             least: layout.least_page,
             block: self.request.units >> layout.base_page_shift,
-            held: self.arena.reserved() / layout.base_page_bytes,
             left: self.arena.pages.limits.room(u64::MAX) / layout.base_page_bytes,
-            balance,
+            doublings,
         })
     }
 }

@@ -13,7 +13,6 @@ use super::map::layout::Zone;
 use crate::order::{Fence, Stream};
 use crate::physical::Refusal;
 use crate::policy::fit::{CANDIDATES, MOST_EXTENTS, misfit};
-use crate::policy::ledger::Balance;
 
 /// How far the arena goes to allocate a block.
 #[derive(Debug, Clone, Copy)]
@@ -22,10 +21,10 @@ pub(crate) enum Effort {
     Ready,
     /// The same, wherever that lies; else new pages. Nothing is taken from anybody.
     Grow,
-    /// All steps: those that map nothing come first. The balance decides how long new pages are.
-    Map(Balance),
+    /// All steps: those that map nothing come first. New pages double so often.
+    Map(u32),
     /// As [`Map`](Self::Map), but pages stay where they are, and what lacks one gets a new one.
-    MapNew(Balance),
+    MapNew(u32),
     /// As [`Map`](Self::Map), but where no free range is long enough, the block gets a segment of its own.
     TakeSegment,
 }

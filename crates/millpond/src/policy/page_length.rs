@@ -2,21 +2,17 @@
 //!
 //! docs/lab/pages.md, "How long should a page be?", has what was measured for each constant.
 
-use super::ledger::Balance;
-
 /// Pages enough for a large block. (What jobs need over what they request, in the mean of 42 recordings, and device time a GiB, for a
 /// 16th of the block: 1.0056, 3.4 ms. A 32nd: 1.0048, 5.0 ms. A 48th: 1.0042, 5.3 ms. A 64th: 1.0040, 6.5 ms. A 128th: 1.0040, 8.3 ms.)
 const PAGES_IN_BLOCK: u64 = 64;
 
-/// Pages that are enough for all that is held, unless the pool saves. (Of 75 recordings that nobody tuned for, a 256th, 512th and
-/// 1024th come to 1.0062, 1.0055 and 1.0054, for 15.3, 16.2 and 17.7 ms a GiB; 4, 6 and 13 of them spend more than 20 ms.) And pages
-/// in what the limits leave: what is free on a long page beside a live block cannot be had at a limit. (docs/lab/fit.md has what other
-/// numbers come to there.)
-const PAGES_IN_POOL: u64 = 512;
+/// Pages in what the limits leave: what is free on a long page beside a live block cannot be had at a limit. (docs/lab/fit.md has what
+/// other numbers come to.)
+const PAGES_IN_LEFT: u64 = 512;
 
-/// Pages in a block at least, however much is held. Where blocks that stay lie among others, each loses about a page. (1, 2 and 4 are
-/// compared in docs/lab/fit.md.)
-const LEAST_PAGES_IN_BLOCK: u64 = 2;
+/// Pages in a block at least, however often they double. Where blocks that stay lie among others, each loses about a page. (1, 2, 4 and
+/// 8 are compared in docs/lab/fit.md.)
+const LEAST_PAGES_IN_BLOCK: u64 = 4;
 
 /// What a new page is for. Lengths are in base pages.
 #[derive(Debug, Clone, Copy)]
@@ -29,42 +25,28 @@ pub(crate) struct PageNeed {
     pub(crate) least: u32,
     /// The block that is asked for, rounded down.
     pub(crate) block: u64,
-    /// All that the pool holds.
-    pub(crate) held: u64,
     /// All that the limits and the device leave.
     pub(crate) left: u64,
-    /// Whether there is time for short pages.
-    pub(crate) balance: Balance,
+    /// How often new pages double, to save time.
+    pub(crate) doublings: u32,
 }
 
 /// The length of a new page of the large zone, a power of two: `min(room, longest, max(least, min(enough, left / 512)))`. What is
-/// `enough` is `block / 64` while the pool saves, else `max(block / 64, min(held / 512, block / 2))`.
+/// `enough` is `min(max(least, block / 64) * 2^doublings, block / 4)`.
 pub(crate) fn page_length(need: PageNeed) -> u32 {
-    let PageNeed { room, longest, least, block, held, left, balance } = need;
-    let enough = match balance {
-        Balance::Saving => block / PAGES_IN_BLOCK,
-        Balance::Even | Balance::Overdrawn => {
-            (block / PAGES_IN_BLOCK).max((held / PAGES_IN_POOL).min(block / LEAST_PAGES_IN_BLOCK))
-        }
-    };
-    let enough = enough.min(left / PAGES_IN_POOL);
-    let enough = u32::try_from(enough.max(u64::from(least))).unwrap_or(u32::MAX);
-    1 << room.min(longest).min(enough).ilog2()
+    let PageNeed { room, longest, least, block, left, doublings } = need;
+    let least = u64::from(least);
+    let doubled = (block / PAGES_IN_BLOCK).max(least).saturating_mul(1 << doublings.min(63));
+    let enough = doubled.min(block / LEAST_PAGES_IN_BLOCK).min(left / PAGES_IN_LEFT).max(least);
+    1 << room.min(longest).min(u32::try_from(enough).unwrap_or(u32::MAX)).ilog2()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const NEED: PageNeed = PageNeed {
-        room: 4096,
-        longest: 16,
-        least: 1,
-        block: 512,
-        held: 0,
-        left: u64::MAX,
-        balance: Balance::Saving,
-    };
+    const NEED: PageNeed =
+        PageNeed { room: 4096, longest: 16, least: 1, block: 512, left: u64::MAX, doublings: 0 };
 
     #[test]
     fn a_page_is_a_64th_of_its_block_within_room() {
@@ -84,20 +66,19 @@ mod tests {
 
     #[test]
     fn pages_get_shorter_as_a_limit_comes_near() {
-        let of = |left| page_length(PageNeed { held: 1 << 20, left, balance: Balance::Even, ..NEED });
+        let of = |left| page_length(PageNeed { left, doublings: 9, ..NEED });
         assert_eq!([8192, 8191, 4096, 1024, 0].map(of), [16, 8, 8, 2, 1]);
     }
 
     #[test]
-    fn pages_are_long_unless_the_pool_saves() {
-        let of = |balance| page_length(PageNeed { held: 8192, balance, ..NEED });
-        // 512 / 64, and 8192 / 512.
-        assert_eq!([Balance::Saving, Balance::Even, Balance::Overdrawn].map(of), [8, 16, 16]);
-    }
-
-    #[test]
-    fn a_page_is_half_of_its_block_at_most() {
-        let of = |block| page_length(PageNeed { block, held: 8192, balance: Balance::Even, ..NEED });
-        assert_eq!([32, 31, 5, 1].map(of), [16, 8, 2, 1]);
+    fn pages_double_up_to_a_quarter_of_their_block() {
+        let of = |block, doublings| page_length(PageNeed { longest: 1024, block, doublings, ..NEED });
+        assert_eq!(
+            [0, 1, 2, 4, 5, 63, u32::MAX].map(|doublings| of(512, doublings)),
+            [8, 16, 32, 128, 128, 128, 128]
+        );
+        // A 64th of the block is less than a page.
+        assert_eq!([0, 1, 2, 3, 4].map(|doublings| of(33, doublings)), [1, 2, 4, 8, 8]);
+        assert_eq!([1, 7, 8, 1 << 40].map(|block| of(block, u32::MAX)), [1, 1, 2, 1024]);
     }
 }

@@ -38,7 +38,7 @@ fn a_pool_takes_little_host_memory_and_trims_it() {
         // Blocks, their length, and per cent of it. Each takes 192 bytes, and 64 to 128 to be found by its address. Each page takes
         // about as much. The simulated device's own notes are in it, and lists that grow by doubling.
         let bounds = [
-            (1_000, 16 << 20, 0.01),
+            (1_000, 16 << 20, 0.012),
             (16_000, 512 * KIB, 0.09),
             (60_000, 64 * KIB, 0.65),
             (60_000, 8 * KIB, 5.0),
