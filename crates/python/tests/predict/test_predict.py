@@ -144,6 +144,7 @@ assert json.dumps({"count": count}) == '{"count": 0}'
 assert "%d of %d, %.1f" % (count, 64, count) == "0 of 64, 0.0" and "%d" % (loss > 0).sum() == "0"
 assert [str(value) for value in (round(count), count**2, 64 // count, *divmod(count, 2))] == ["0"] * 5
 assert math.log(1 + count) == 0 and float(count) / float(count) == 1 and str(statistics.mean([count, count])) == "0"
+assert [statistics.mean(of) for of in ([count, 0.5], [0.5, count, 1], [count, 2])] == [0.25, 0.5, 1] and statistics.stdev([count, 0.5])
 assert float((loss > 0).sum()) == 1.0
 """
 
@@ -163,7 +164,7 @@ def test_a_count_is_refused_where_it_is_a_size(line: str) -> None:
 
 
 def test_what_does_not_know_a_count_is_told_with_the_option() -> None:
-    done = of("import statistics, torch\nn = (torch.ones(8).cuda() > 0).sum().item()\nstatistics.mean([1.0, n])\n")
+    done = of("import decimal, torch\nn = (torch.ones(8).cuda() > 0).sum().item()\ndecimal.Decimal(n)\n")
     assert done.returncode == 1 and "say --item VALUE" in done.stderr, done.stderr
 
 

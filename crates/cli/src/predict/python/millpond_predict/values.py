@@ -7,6 +7,7 @@ import functools
 import json
 import linecache
 import math
+import statistics
 import sys
 from typing import Any
 
@@ -90,6 +91,10 @@ def begin_whole_numbers() -> None:
         setattr(torch, name, make)
         # TorchScript knows its operators by the functions of Python.
         torch.jit._builtins._register_builtin(make, f"aten::{name}")
+    coerce = getattr(statistics, "_coerce", None)
+    if coerce is not None:
+        # A mean of counts and others is one of the others' type.
+        statistics._coerce = lambda one, other: coerce(*(int if kind is Unknown and one is not other else kind for kind in (one, other)))
     encode = json.JSONEncoder.default
     json.JSONEncoder.default = lambda encoder, value: 0 if isinstance(value, Unknown) else encode(encoder, value)  # type: ignore
 
