@@ -312,13 +312,9 @@ held = torch.empty(1 << 20 if asks.has_no_gaps(mask) else 2 << 20, dtype=torch.u
     assert done.returncode != 0 and "asks.py:2: a branch on a tensor" in done.stderr, "a module of the program's is not answered for"
 
 
-def test_ranks_are_predicted_without_the_others(tmp_path: Path) -> None:
-    file = tmp_path / "p.json"
-    done = predict("--ranks", "2", "--json", str(file), "--", PYTHON, str(JOBS / "ddp.py"))
-    assert done.returncode == 0, done.stderr
-    peaks = [rank["peak_requested"] for rank in json.loads(file.read_text())["ranks"]]
-    # 825.7 MiB were measured on two H100s.
-    assert peaks[0] == peaks[1] and abs(peaks[0] / (825.7 * (1 << 20)) - 1) < 0.01
+def test_an_error_that_begins_with_an_empty_line_is_told() -> None:
+    done = of("import torch\nraise RuntimeError('\\n\\nbelow')\n")
+    assert done.stderr.endswith("RuntimeError: below; nothing is predicted\n"), done.stderr
 
 
 def test_a_program_without_an_optimizer_of_pytorch_ends() -> None:

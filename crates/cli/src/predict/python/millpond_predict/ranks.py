@@ -2,19 +2,56 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import os
 from typing import Any
 
 import torch
 
-from .settings import ANSWER, RANK, RANKS, REAL
-
+from .settings import ANSWER, RANK, RANKS, REAL, place, refuse
 
 def begin() -> None:
-    if REAL or not RANKS or not torch.distributed.is_available():
+    if REAL or not torch.distributed.is_available():
         return
+    if os.environ.get("TORCHELASTIC_RUN_ID"):
+        refuse("a launcher such as torchrun waits for all ranks: name --ranks N, and the script itself after --, as in -- python train.py")
     import torch.distributed as dist
+
+    begin_for_real = dist.init_process_group
+    arguments = inspect.signature(begin_for_real)
+
+    @functools.wraps(begin_for_real)
+    def begin_group(*args: Any, **kwargs: Any) -> None:
+        given = arguments.bind(*args, **kwargs).arguments
+        if not RANKS and "nccl" not in (given.get("backend") or "nccl"):
+            begin_for_real(*args, **kwargs)
+            return
+        if dist.is_initialized():
+            return
+        size = RANKS or max(given.get("world_size", 0), 0) or int(os.environ.get("WORLD_SIZE") or 0)
+        # One rank by itself needs no other.
+        if not RANKS and size != 1:
+            refuse(
+                f"{place()[0]}: init_process_group() is for ranks that nobody began: name --ranks {size or 'N'}, and let the program "
+                "take RANK, LOCAL_RANK and WORLD_SIZE from its environment"
+            )
+        have_gradients_sent_to_nobody()
+        begin_for_real(backend="fake", store=fake_store(), rank=RANK, world_size=size)
+        ANSWER.figures["ranks"] = size
+
+    dist.init_process_group = begin_group
+    torch.distributed.distributed_c10d.init_process_group = begin_group
+
+
+def fake_store() -> Any:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    return FakeStore()
+
+
+@functools.cache
+def have_gradients_sent_to_nobody() -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     build = DistributedDataParallel.__init__
@@ -25,18 +62,8 @@ def begin() -> None:
         DistributedDataParallel.register_comm_hook(self, None, alone)
 
     DistributedDataParallel.__init__ = built
-    begin_for_real = dist.init_process_group
-
-    def begin_group(*_args: Any, **_kwargs: Any) -> None:
-        if dist.is_initialized():
-            return
-        begin_for_real(backend="fake", store=FakeStore(), rank=RANK, world_size=RANKS)
-        ANSWER.figures["ranks"] = RANKS
-
     # The others would say which parameters they have.
-    dist._verify_params_across_processes = lambda *_args, **_kwargs: None
-    dist.init_process_group = begin_group
-    torch.distributed.distributed_c10d.init_process_group = begin_group
+    torch.distributed._verify_params_across_processes = lambda *_args, **_kwargs: None
 
 
 def alone(_state: Any, bucket: Any) -> Any:

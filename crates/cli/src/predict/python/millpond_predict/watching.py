@@ -74,7 +74,7 @@ def begin() -> None:
         hook(kind, error, trace)
         # A library may not know the stand-in for a whole number.
         hint = "; a whole number of item() has no value: say --item VALUE" if "Unknown" in str(error) and not REAL else ""
-        ANSWER.figures["failed"] = f"{kind.__name__}: {error}{hint}"
+        ANSWER.figures["failed"] = f"{kind.__name__}: {str(error).strip()}{hint}"
 
     sys.excepthook = failed
 
