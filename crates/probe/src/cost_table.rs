@@ -351,7 +351,8 @@ mod tests {
             ("map = 1\nmap = 2\n", "line 2: map: duplicate key"),
         ] {
             let error = read_text(text).unwrap_err().to_string();
-            assert!(error.contains(&format!(".toml: {expected}")), "{text}: {error}");
+            assert!(error.contains(&format!(".toml: cannot read the costs: {expected}")), "{text}: {error}");
+            assert!(error.ends_with("; millpond probe --cost-table FILE writes one"), "{text}: {error}");
         }
     }
 }

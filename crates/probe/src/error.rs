@@ -4,6 +4,9 @@ use std::path::PathBuf;
 
 use millpond::device::DeviceError;
 
+/// What to do about a file of costs that is none.
+const WRITES_ONE: &str = "millpond probe --cost-table FILE writes one";
+
 /// Why something could not be measured.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -32,7 +35,7 @@ pub enum Error {
     #[error("a measuring thread panicked; its message is above")]
     Thread,
     /// A file of costs cannot be read.
-    #[error("{}: cannot read the costs: {source}", path.display())]
+    #[error("{}: cannot read the costs: {source}; {WRITES_ONE}", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -40,7 +43,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A file of costs says what cannot be.
-    #[error("{}: {what}", path.display())]
+    #[error("{}: cannot read the costs: {what}; {WRITES_ONE}", path.display())]
     CostTable {
         /// The file.
         path: PathBuf,
