@@ -1,11 +1,15 @@
 //! Files and folders of the command's own, which go with it, also where a signal ends it.
 
 use std::collections::BTreeSet;
-use std::fs::{Permissions, remove_dir_all, remove_file, set_permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::fs::{
+    DirEntry, File, OpenOptions, Permissions, TryLockError, remove_dir_all, remove_file, set_permissions,
+};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use rustix::fs::OFlags;
 use tempfile::TempDir;
 
 use crate::error::{Error, Result};
@@ -35,27 +39,66 @@ impl Drop for Temporary {
 /// A folder that is this user's alone, whatever the umask, and goes with this.
 #[derive(Debug)]
 pub(crate) struct OwnFolder {
-    folder: TempDir,
+    path: PathBuf,
+    /// Whoever has it locked, has it: what is not locked was left by a command that was killed.
+    _locked: File,
     _temporary: Temporary,
 }
 
+/// What its name begins with. Another folder has no such name.
+const PREFIX: &str = "millpond-temporary-";
+
 impl OwnFolder {
     pub(crate) fn below(place: &Path) -> Result<Self> {
-        let made = tempfile::Builder::new().permissions(Permissions::from_mode(0o700)).tempdir_in(place);
-        let folder = made.map_err(|source| Error::NoFolder { place: place.to_owned(), source })?;
-        let temporary = Temporary::at(folder.path());
-        Ok(Self { folder, _temporary: temporary })
+        let mut new = tempfile::Builder::new();
+        new.prefix(PREFIX).permissions(Permissions::from_mode(0o700));
+        loop {
+            let made = new.tempdir_in(place).map(TempDir::keep).and_then(|path| Ok((open(&path)?, path)));
+            let (folder, path) =
+                made.map_err(|source| Error::NoFolder { place: place.to_owned(), source })?;
+            match folder.try_lock() {
+                // Another command took it for one that was left.
+                Err(TryLockError::WouldBlock) => {}
+                Ok(()) if !path.exists() => {}
+                // A file system without locks: then nobody takes it.
+                Ok(()) | Err(TryLockError::Error(_)) => return Ok(Self::of(path, folder)),
+            }
+        }
+    }
+
+    /// Those that commands left in this place when they were killed. They go with these.
+    pub(crate) fn left_in(place: &Path) -> Vec<Self> {
+        let there = std::fs::read_dir(place).into_iter().flatten().flatten();
+        let named = there.filter(|entry| entry.file_name().as_bytes().starts_with(PREFIX.as_bytes()));
+        let is_left = |folder: &File| {
+            folder.metadata().is_ok_and(|about| about.uid() == rustix::process::geteuid().as_raw())
+                && folder.try_lock().is_ok()
+        };
+        let left = |entry: DirEntry| {
+            open(&entry.path()).ok().filter(is_left).map(|folder| Self::of(entry.path(), folder))
+        };
+        named.filter_map(left).collect()
+    }
+
+    fn of(path: PathBuf, locked: File) -> Self {
+        Self { _temporary: Temporary::at(&path), _locked: locked, path }
     }
 
     pub(crate) fn path(&self) -> &Path {
-        self.folder.path()
+        &self.path
     }
 }
 
 impl Drop for OwnFolder {
     fn drop(&mut self) {
-        remove(self.folder.path());
+        remove(&self.path);
     }
+}
+
+/// Opens a folder, and no link to one.
+fn open(folder: &Path) -> std::io::Result<File> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW;
+    OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(folder)
 }
 
 fn there() -> MutexGuard<'static, BTreeSet<PathBuf>> {

@@ -156,3 +156,29 @@ time.sleep(1000)
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
 }
+
+#[test]
+fn the_next_prediction_clears_up_behind_one_that_was_killed() {
+    let starts = "import subprocess, time
+subprocess.Popen(['sleep', '1000'], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+print('ready', flush=True)
+time.sleep(1000)
+";
+    let place = tempfile::tempdir().unwrap();
+    std::fs::create_dir(place.path().join("millpond")).unwrap();
+    let Some((mut killed, mut said)) = ready(starts, &[], place.path()) else { return };
+    let Some((mut runs, _said)) = ready(starts, &[], place.path()) else { return };
+    let folders = || std::fs::read_dir(place.path()).unwrap().count();
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    assert_eq!(folders(), 3);
+    let mut next = prediction(&[]).unwrap();
+    let output = next.env("TMPDIR", place.path()).args(["python3", "-c", STAND_IN]).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!((folders(), children(runs.id())), (2, 1), "only what was left goes");
+    // What the program started had its standard error.
+    std::io::Read::read_to_string(&mut said, &mut String::new()).unwrap();
+    signal(runs.id(), "TERM");
+    runs.wait().unwrap();
+    assert!(place.path().join("millpond").exists() && folders() == 1);
+}

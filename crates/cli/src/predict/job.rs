@@ -118,6 +118,10 @@ impl<'a> Job<'a> {
             let why = "millpond predict is part of a program that is predicted: leave the outer one out";
             return Err(Error::Usage(why.to_owned()));
         }
+        // What a prediction that was killed could not end.
+        for left in OwnFolder::left_in(&std::env::temp_dir()) {
+            left::end(&real(left.path()));
+        }
         Ok(Self { words, options, library: CARD.find()? })
     }
 
@@ -175,8 +179,7 @@ impl<'a> Job<'a> {
             let program = Program::ours(&words);
             // The results have standard output for themselves.
             let stdout = if is_shown && !is_quiet() { std::io::stderr().into() } else { Stdio::null() };
-            // The path that the system itself has for it: what lies in it is told by that.
-            let path = folder.path().canonicalize().unwrap_or_else(|_| folder.path().to_owned());
+            let path = real(folder.path());
             let mut environment = self.environment(&path, rank)?;
             environment.push(("MILLPOND_PREDICT_ALL", if holds_for_all { "yes" } else { "no" }.into()));
             let ended = match self.options.writes_through {
@@ -290,6 +293,11 @@ impl<'a> Job<'a> {
             ))),
         }
     }
+}
+
+/// The path that the system itself has for a folder: what lies in it is told by that.
+fn real(folder: &Path) -> PathBuf {
+    folder.canonicalize().unwrap_or_else(|_| folder.to_owned())
 }
 
 /// Whether an answer may not have found room in a folder.
