@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use millpond::bindings::Amount;
 use millpond::device::DeviceChoice;
 use millpond_baselines::NAMES;
 use millpond_mlp::{Config, Machine, Precision, Steps};
@@ -84,7 +85,7 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) record: Option<PathBuf>,
     /// The most that the pool holds, as 20GiB or 50%
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = limit)]
     pub(crate) limit: Option<String>,
 }
 
@@ -132,6 +133,11 @@ impl TrainArgs {
 
 fn whole<const MOST: usize>(text: &str) -> Result<usize, String> {
     Config::whole(text, MOST)
+}
+
+/// As the budget takes it, which reads it again.
+fn limit(text: &str) -> Result<String, String> {
+    text.parse::<Amount>().map(|_| text.to_owned())
 }
 
 fn seed(text: &str) -> Result<u64, String> {
