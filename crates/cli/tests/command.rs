@@ -1,7 +1,7 @@
 //! The `millpond` command as a user calls it.
 
 use std::path::Path;
-use std::process::{Output, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -51,6 +51,20 @@ fn json_takes_stdout_and_what_people_read_goes_to_stderr() {
         assert_eq!(said, format!("{flag} -: {why}; for one of the name '-' say ./-"));
     }
     assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
+}
+
+#[test]
+fn a_file_past_the_limit_of_the_shell_is_an_error_and_nothing_stays() {
+    let trace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/traces/gnn.pickle.zst");
+    for flag in ["--json", "--report", "--export-snapshot"] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut limited = Command::new("sh");
+        limited.args(["-c", "ulimit -f 1; exec \"$@\"", "sh"]).arg(command().get_program()).arg("replay");
+        limited.arg(&trace).args(["--allocator", "driver", flag, "file"]).current_dir(&dir);
+        let said = failure(&limited.output().unwrap());
+        assert!(said.starts_with("file: ") && said.contains("File too large"), "{said}");
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
+    }
 }
 
 #[test]
@@ -351,7 +365,7 @@ fn a_training_is_kept_below_a_limit() {
     );
     stdout(&train_small(&["--epochs", "1", "--limit", "50%"]));
     let wrong = failure(&train_small(&["--epochs", "1", "--limit", "lots"]));
-    assert!(wrong.contains("'lots' is no amount of memory"), "{wrong}");
+    assert!(wrong.starts_with("--limit: 'lots' is no amount of memory"), "{wrong}");
     let other = failure(&train_small(&["--allocator", "all", "--limit", "1GiB"]));
     assert!(other.contains("--limit is for the pool"), "{other}");
 }

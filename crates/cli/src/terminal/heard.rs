@@ -2,11 +2,12 @@
 //!
 //! Once something was registered for a signal, the system's own action is gone for good. So it is done here.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ};
+use signal_hook::flag;
 use signal_hook::low_level::{self, emulate_default_handler};
 
 /// What asks a program for something.
@@ -24,9 +25,13 @@ static BEFORE: OnceLock<fn()> = OnceLock::new();
 /// Whether this process is the command, and no program that has it as a library.
 static IS_COMMAND: AtomicBool = AtomicBool::new(false);
 
-/// From here on, this process is the command.
+/// From here on, this process is the command. What it writes past `ulimit -f` is an error, as on a full disk. Programs that it runs have
+/// the system's own action, which ends them.
 pub(crate) fn be_the_command() {
     IS_COMMAND.store(true, Ordering::SeqCst);
+    if ignored() & 1 << (SIGXFSZ - 1) == 0 {
+        flag::register(SIGXFSZ, Arc::default()).ok();
+    }
 }
 
 /// While this lives, somebody hears these signals. From then on, they end the command again.
