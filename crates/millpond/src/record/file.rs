@@ -9,6 +9,7 @@ use super::chunks::file_head;
 use super::format::MAGIC;
 use crate::log::{log, warn_in_any_case};
 use crate::system::close_on_fork::CloseOnFork;
+use crate::system::file_limit;
 
 /// See the [module](self). Locked (`flock`) for as long as it is open, so that no other process takes it for
 /// an old one. A forked child would keep the lock.
@@ -132,7 +133,7 @@ impl RecordFile {
         if self.is_named {
             refuse_removed(&file.metadata()?)?;
         }
-        let written = file.write_all(bytes);
+        let written = file_limit::refusing(|| file.write_all(bytes));
         match written {
             Ok(()) => self.good += bytes.len() as u64,
             Err(_) => {

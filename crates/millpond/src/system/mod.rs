@@ -4,6 +4,7 @@
 //! Uses `policy/`.
 
 pub(crate) mod close_on_fork;
+pub(crate) mod file_limit;
 pub(crate) mod host_memory;
 pub(crate) mod lock;
 pub(crate) mod open_file;

@@ -16,6 +16,7 @@ use super::super::labels::{WrittenSites, WrittenTags};
 use super::samples::{Held, Sample};
 use crate::device::DevicePtr;
 use crate::out_of_memory::OutOfMemory;
+use crate::system::file_limit;
 
 /// Files of one name at most: a program that goes on after an error must not fill the disk.
 const MOST_FILES: u32 = 4;
@@ -78,7 +79,7 @@ fn numbered(path: &Path, number: u32) -> PathBuf {
 
 /// Writes a dump, or nothing: what a full disk left is removed.
 pub(super) fn write((mut file, path): (std::fs::File, &Path), chunks: &[u8]) -> io::Result<()> {
-    let written = file.write_all(chunks);
+    let written = file_limit::refusing(|| file.write_all(chunks));
     if written.is_err() {
         std::fs::remove_file(path).ok();
     }
