@@ -92,6 +92,7 @@ pub(crate) fn system(call: &'static str) -> impl Fn(Errno) -> DeviceError {
         name: format!("{error:?}"),
         text: match error {
             Errno::MFILE => format!("{error}: raise the process's limit of descriptors (ulimit -n)"),
+            Errno::FBIG => format!("{error}: raise the process's limit of file sizes (ulimit -f)"),
             _ => error.to_string(),
         },
     }
@@ -102,7 +103,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lack_of_descriptors_says_what_to_raise() {
+    fn a_limit_of_the_process_says_what_to_raise() {
         assert!(system("open")(Errno::MFILE).to_string().contains("ulimit -n"));
+        assert!(system("ftruncate")(Errno::FBIG).to_string().contains("ulimit -f"));
     }
 }
