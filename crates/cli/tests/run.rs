@@ -513,6 +513,7 @@ fn a_missing_library_is_one_clear_sentence() {
 fn wrong_usage_is_one_line_and_status_2() {
     let wrong = [
         (&[][..], "<PROGRAM> is missing"),
+        (&["--wach", "true"], "--wach: there is no such flag. Did you mean --watch?"),
         (&["--watch", "--limit", "1GiB", "true"], "--watch and --limit exclude each other"),
         (&["--limit", "much", "true"], "--limit: "),
         (&["--limit", "1GiB", "--record", "x", "true"], "--record and --report are for --pool and --watch"),
