@@ -79,6 +79,11 @@ fn a_checkpoint_is_not_overwritten_by_another_training() {
     let other = train(dir.path(), "6", &["--resume", "--seed", "2"]).output().unwrap();
     refused(&other, 1, "it is of a training with seed 1, not 2; name another folder, or leave --resume out");
     assert_eq!(std::fs::read(&file).unwrap(), before);
+    let folder = std::fs::File::open(dir.path().join("kept")).unwrap();
+    folder.lock().unwrap();
+    let both = train(dir.path(), "6", &["--resume"]).output().unwrap();
+    refused(&both, 1, "kept: cannot save to it: another training does; name another folder");
+    drop(folder);
     std::fs::write(&file, "x").unwrap();
     refused(&train(dir.path(), "6", &["--resume"]).output().unwrap(), 1, "not a whole safetensors file");
 }

@@ -7,7 +7,7 @@
 //! [safetensors]: https://github.com/huggingface/safetensors
 
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
@@ -63,6 +63,32 @@ pub(crate) struct Begun {
     pub(crate) wall_ms: f64,
 }
 
+impl Progress {
+    /// Refuses a checkpoint of another training. The number of epochs may differ.
+    fn refuse_other_training(&self, hyper: &Hyper, data: &Dataset) -> std::result::Result<(), String> {
+        let was = &self.hyper;
+        let settings = [
+            ("num_layers", was.num_layers as f64, hyper.num_layers as f64),
+            ("feat_dim", was.feat_dim as f64, hyper.feat_dim as f64),
+            ("learning_rate", was.learning_rate.into(), hyper.learning_rate.into()),
+            ("momentum", was.momentum.into(), hyper.momentum.into()),
+            ("batch_size", was.batch_size as f64, hyper.batch_size as f64),
+            ("seed", was.seed as f64, hyper.seed as f64),
+        ];
+        if let Some((name, was, is)) = settings.into_iter().find(|(_, was, is)| was != is) {
+            return Err(format!("it is of a training with {name} {was}, not {is}"));
+        }
+        if self.data != data.checksum() {
+            return Err("it is of a training with other data".to_owned());
+        }
+        let Begun { images, .. } = self.begun;
+        if images > data.train.len() || (images < data.train.len() && images % hyper.batch_size != 0) {
+            return Err(format!("{images} images are not whole batches"));
+        }
+        Ok(())
+    }
+}
+
 impl Saving {
     /// Keeps a checkpoint in this folder, which is made if need be. It is written after each epoch, and after every so many
     /// steps of an epoch.
@@ -92,8 +118,7 @@ impl Saving {
     pub fn resume(mut self, hyper: &Hyper, data: &Dataset) -> Result<Self> {
         match fs::read(&self.file) {
             Ok(bytes) => {
-                let checkpoint = Checkpoint::read(&bytes, data.pixels())
-                    .and_then(|checkpoint| checkpoint.of_this_training(hyper, data));
+                let checkpoint = Checkpoint::read(&bytes, hyper, data);
                 self.from = Some(checkpoint.map_err(|what| self.failed(what))?);
                 Ok(self)
             }
@@ -124,6 +149,20 @@ impl Saving {
         replace(&self.file, &bytes).map_err(failed)
     }
 
+    /// Has the folder for one training, as long as the file that is returned is open. Not every file system can do that.
+    fn lock(&self) -> Result<File> {
+        let dir = self.file.parent().unwrap_or(Path::new("."));
+        let failed = |source| Error::Io { path: dir.to_owned(), action: "save to it", source };
+        let folder = File::open(dir).map_err(failed)?;
+        match folder.try_lock() {
+            Err(TryLockError::WouldBlock) => Err(failed(io::Error::new(
+                ErrorKind::ResourceBusy,
+                "another training does; name another folder",
+            ))),
+            Ok(()) | Err(TryLockError::Error(_)) => Ok(folder),
+        }
+    }
+
     fn failed(&self, what: String) -> Error {
         Error::Checkpoint { file: self.file.clone(), what }
     }
@@ -145,7 +184,7 @@ impl Checkpoint {
         &self.weights
     }
 
-    fn read(bytes: &[u8], pixels: usize) -> std::result::Result<Self, String> {
+    fn read(bytes: &[u8], hyper: &Hyper, data: &Dataset) -> std::result::Result<Self, String> {
         let described =
             |error: safetensors::SafeTensorError| format!("not a whole safetensors file: {error}");
         let (_, header) = SafeTensors::read_metadata(bytes).map_err(described)?;
@@ -153,7 +192,9 @@ impl Checkpoint {
         let text = header.metadata().as_ref().and_then(|metadata| metadata.get(KEY));
         let text = text.ok_or("it has weights, but was not written by millpond train --save")?;
         let progress: Progress = serde_json::from_str(text).map_err(|error| error.to_string())?;
-        let sizes = Model::sizes(pixels, progress.hyper.num_layers, progress.hyper.feat_dim);
+        // Only what this training has, too, says how much memory is asked for.
+        progress.refuse_other_training(hyper, data)?;
+        let sizes = Model::sizes(data.pixels(), hyper.num_layers, hyper.feat_dim);
         let values = |name: String, [inputs, outputs]: [usize; 2]| {
             let tensor = tensors.tensor(&name).map_err(|error| format!("{name}: {error}"))?;
             if tensor.dtype() != Dtype::F32 || tensor.shape() != [outputs, inputs] {
@@ -196,30 +237,6 @@ impl Checkpoint {
         let metadata = HashMap::from([("format".to_owned(), "pt".to_owned()), (KEY.to_owned(), text)]);
         let written = views.and_then(|views| safetensors::serialize(views, Some(metadata)));
         written.map_err(|error: safetensors::SafeTensorError| error.to_string())
-    }
-
-    /// Refuses a checkpoint of another training. The number of epochs may differ.
-    fn of_this_training(self, hyper: &Hyper, data: &Dataset) -> std::result::Result<Self, String> {
-        let was = &self.progress.hyper;
-        let settings = [
-            ("num_layers", was.num_layers as f64, hyper.num_layers as f64),
-            ("feat_dim", was.feat_dim as f64, hyper.feat_dim as f64),
-            ("learning_rate", was.learning_rate.into(), hyper.learning_rate.into()),
-            ("momentum", was.momentum.into(), hyper.momentum.into()),
-            ("batch_size", was.batch_size as f64, hyper.batch_size as f64),
-            ("seed", was.seed as f64, hyper.seed as f64),
-        ];
-        if let Some((name, was, is)) = settings.into_iter().find(|(_, was, is)| was != is) {
-            return Err(format!("it is of a training with {name} {was}, not {is}"));
-        }
-        if self.progress.data != data.checksum() {
-            return Err("it is of a training with other data".to_owned());
-        }
-        let Begun { images, .. } = self.progress.begun;
-        if images > data.train.len() || (images < data.train.len() && images % hyper.batch_size != 0) {
-            return Err(format!("{images} images are not whole batches"));
-        }
-        Ok(self)
     }
 }
 
@@ -265,19 +282,22 @@ pub(crate) struct Saver<'a> {
     /// Whether this rank or another writes checkpoints.
     pub(crate) saves: bool,
     pub(crate) progress: Progress,
+    _locked: Option<File>,
 }
 
 impl<'a> Saver<'a> {
     /// Of a training from its beginning, or from the checkpoint to go on from: with a team, rank 0's.
     ///
     /// # Errors
-    /// [`Error::Launcher`] where a rank has other settings or data, and [`Error::RankLost`].
+    /// [`Error::Launcher`] where a rank has other settings or data, [`Error::RankLost`], and [`Error::Io`] where another training saves to
+    /// the folder.
     pub(crate) fn new(
         saving: Option<&'a Saving>,
         team: Option<&'a Team>,
         hyper: &Hyper,
         data: &Dataset,
     ) -> Result<Self> {
+        let locked = saving.map(Saving::lock).transpose()?;
         let progress = match saving {
             Some(Saving { from: Some(from), .. }) => Progress { hyper: *hyper, ..from.progress.clone() },
             _ => {
@@ -287,7 +307,9 @@ impl<'a> Saver<'a> {
         };
         let every = saving.and_then(|saving| saving.every);
         let saves = saving.is_some();
-        let Some(ranks) = team else { return Ok(Self { saving, team, every, saves, progress }) };
+        let Some(ranks) = team else {
+            return Ok(Self { saving, team, every, saves, progress, _locked: locked });
+        };
         let said = ranks.gather(&(progress, every, saves, ranks.shard))?;
         let (first, every, saves, shard) = &said[0];
         for (rank, (progress, _, _, sharded)) in said.iter().enumerate() {
@@ -300,7 +322,7 @@ impl<'a> Saver<'a> {
                 format!("rank {rank} has other {what} than rank 0: start all ranks with the same arguments");
             return Err(Error::Launcher { what });
         }
-        Ok(Self { saving, team, every: *every, saves: *saves, progress: first.clone() })
+        Ok(Self { saving, team, every: *every, saves: *saves, progress: first.clone(), _locked: locked })
     }
 
     /// The weights to begin with, where the training goes on.

@@ -11,6 +11,7 @@ use millpond_mlp::{
     Epoch, Error, Hyper, Machine, Memory, Observer, Precision, Saving, Step, Steps, Task, Upload, train,
 };
 use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
 
 const HYPER: Hyper = Hyper {
     num_layers: 2,
@@ -184,7 +185,14 @@ fn what_is_no_checkpoint_of_this_training_is_refused() {
     wrong[..8].copy_from_slice(&u64::MAX.to_le_bytes());
     fs::write(saving.file(), &wrong).unwrap();
     refused_as(&HYPER, &data, "not a whole safetensors file");
-    let weights = safetensors::serialize::<&str, safetensors::tensor::TensorView<'_>, _>([], None).unwrap();
+    let (_, header) = SafeTensors::read_metadata(&whole).unwrap();
+    let mut described = header.metadata().clone().unwrap();
+    let progress = described.get_mut("millpond").unwrap();
+    *progress = progress.replace("\"num_layers\":", "\"num_layers\":99999999999");
+    let none: [(&str, TensorView<'_>); 0] = [];
+    fs::write(saving.file(), safetensors::serialize(none, Some(described)).unwrap()).unwrap();
+    refused_as(&HYPER, &data, "it is of a training with num_layers 99999999999");
+    let weights = safetensors::serialize::<&str, TensorView<'_>, _>([], None).unwrap();
     fs::write(saving.file(), weights).unwrap();
     refused_as(&HYPER, &data, "it has weights, but was not written by");
     // What a killed process left beside it does not matter.
