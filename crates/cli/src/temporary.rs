@@ -45,13 +45,17 @@ pub(crate) struct OwnFolder {
     _temporary: Temporary,
 }
 
-/// What its name begins with. Another folder has no such name.
-const PREFIX: &str = "millpond-temporary-";
+/// What its name begins with: another folder has no such name, nor one of another machine, whose locks may not be seen here.
+fn prefix() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    format!("millpond-temporary-{}-", boot.get(..8).unwrap_or_default())
+}
 
 impl OwnFolder {
     pub(crate) fn below(place: &Path) -> Result<Self> {
         let mut new = tempfile::Builder::new();
-        new.prefix(PREFIX).permissions(Permissions::from_mode(0o700));
+        let prefix = prefix();
+        new.prefix(&prefix).permissions(Permissions::from_mode(0o700));
         loop {
             let made = new.tempdir_in(place).map(TempDir::keep).and_then(|path| Ok((open(&path)?, path)));
             let (folder, path) =
@@ -69,7 +73,8 @@ impl OwnFolder {
     /// Those that commands left in this place when they were killed. They go with these.
     pub(crate) fn left_in(place: &Path) -> Vec<Self> {
         let there = std::fs::read_dir(place).into_iter().flatten().flatten();
-        let named = there.filter(|entry| entry.file_name().as_bytes().starts_with(PREFIX.as_bytes()));
+        let prefix = prefix();
+        let named = there.filter(|entry| entry.file_name().as_bytes().starts_with(prefix.as_bytes()));
         let is_left = |folder: &File| {
             folder.metadata().is_ok_and(|about| about.uid() == rustix::process::geteuid().as_raw())
                 && folder.try_lock().is_ok()

@@ -149,7 +149,7 @@ fn how_long_pages_are_depends_on_the_ledger() {
         _ = bench.alloc(bytes);
         bench.pool.stats().calls.create - before
     };
-    // That is more than an eighth too much, so a page is twice as long.
+    // That is more than a sixth too much, so a page is twice as long.
     assert_eq!(created(64 * MIB), 16);
     // Three seconds later there is time again: a 64th of the block. That is 2 MiB, the shortest, and 8 MiB.
     bench.sim.advance_to(bench.sim.now() + std::time::Duration::from_secs(3));

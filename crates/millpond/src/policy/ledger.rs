@@ -63,7 +63,7 @@ const EARNED_PER_GIB: Duration = Duration::from_millis(15);
 
 /// How often pages double once they took twice what was earned. (Jobs whose sizes never come back spend 17.6 % of their time on pages
 /// with 4, 15.2 % with 6, 8 and 12, and 23.2 % where pages do not double. What they need is the same. docs/lab/fit.md.)
-const DOUBLINGS: u32 = 8;
+const DOUBLINGS: u32 = 6;
 
 /// The part of the time that is earned. (A 150th comes to 1.0042, a 100th to 1.0040.)
 const EARNED_PART: u32 = 100;
@@ -235,16 +235,16 @@ mod tests {
         // A hundredth of the time: 20 ms for two seconds. And 30 ms for 2 GiB.
         ledger.pay_for_pages(millis(50), 2 << 30);
         assert_eq!(ledger.page_doublings(at(102)), 0);
-        // Once for each eighth beyond that.
-        ledger.pay_for_pages(millis(7), 2 << 30);
+        // Once for each sixth beyond that.
+        ledger.pay_for_pages(millis(9), 2 << 30);
         assert_eq!([102, 103].map(|now| ledger.page_doublings(at(now))), [1, 0]);
-        ledger.pay_for_pages(millis(43), 2 << 30);
-        assert_eq!([102, 105, 107].map(|now| ledger.page_doublings(at(now))), [8, 2, 0]);
+        ledger.pay_for_pages(millis(41), 2 << 30);
+        assert_eq!([102, 104, 107].map(|now| ledger.page_doublings(at(now))), [6, 2, 0]);
         // Only what is more than ever was earns.
         ledger.pay_for_pages(Duration::ZERO, 1 << 30);
-        assert_eq!(ledger.page_doublings(at(102)), 8);
+        assert_eq!(ledger.page_doublings(at(102)), 6);
         ledger.pay_for_pages(Duration::ZERO, 4 << 30);
-        assert_eq!(ledger.page_doublings(at(102)), 2);
+        assert_eq!(ledger.page_doublings(at(102)), 1);
     }
 
     #[test]
