@@ -116,6 +116,10 @@ impl Saving {
     /// # Errors
     /// [`Error::Checkpoint`] where the file is no checkpoint, or one of another training. [`Error::Io`].
     pub fn resume(mut self, hyper: &Hyper, data: &Dataset) -> Result<Self> {
+        // A pipe would be waited for, and a device is read without end.
+        if fs::metadata(&self.file).is_ok_and(|there| !there.is_file() && !there.is_dir()) {
+            return Err(self.failed("it is no file".to_owned()));
+        }
         match fs::read(&self.file) {
             Ok(bytes) => {
                 let checkpoint = Checkpoint::read(&bytes, hyper, data);

@@ -177,6 +177,10 @@ fn what_is_no_checkpoint_of_this_training_is_refused() {
     other.train.labels[7] ^= 1;
     refused_as(&HYPER, &other, "it is of a training with other data");
     let whole = fs::read(saving.file()).unwrap();
+    fs::remove_file(saving.file()).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", saving.file()).unwrap();
+    refused_as(&HYPER, &data, "it is no file");
+    fs::remove_file(saving.file()).unwrap();
     for length in [0, 7, 8, 100, whole.len() / 2, whole.len() - 1] {
         fs::write(saving.file(), &whole[..length]).unwrap();
         refused_as(&HYPER, &data, "not a whole safetensors file");
