@@ -119,7 +119,7 @@ impl Ledger {
     }
 
     /// How often new pages are to double: the longer they are, the fewer have to be paid for. 0 while they took no more than was
-    /// earned.
+    /// earned, and `u32::MAX` where they are to be as long as may be.
     pub(crate) fn page_doublings(&self, now: Duration) -> u32 {
         if self.is_overdrawn() || !self.policy.short_pages {
             return u32::MAX;
