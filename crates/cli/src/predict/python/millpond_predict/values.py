@@ -76,8 +76,8 @@ def begin_whole_numbers() -> None:
     def float_of(tensor: Any) -> float:
         if is_whole_number(tensor):
             where, is_own = place()
-            if is_own and of_a_check(where) is None:
-                # No size is a float.
+            # A library asks if something holds by True and False. No size is a float.
+            if (is_own or tensor.dtype != torch.bool) and of_a_check(where) is None:
                 ANSWER.remark(f"{where}: a value of the card is answered by 1")
                 return 1.0
         return number(tensor)
