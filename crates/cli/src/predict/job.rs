@@ -28,10 +28,11 @@ const CARD: Library =
     Library { name: "libmillpond_card.so", variable: "MILLPOND_CARD_LIBRARY", made_by: "millpond-card" };
 
 /// What watches PyTorch, and what has it imported.
-const HOOK: [(&str, &str); 13] = [
+const HOOK: [(&str, &str); 14] = [
     ("millpond_imports.py", "import millpond_predict\n\nmillpond_predict.begin()\n"),
     ("millpond_predict/__init__.py", include_str!("python/millpond_predict/__init__.py")),
     ("millpond_predict/allocator.py", include_str!("python/millpond_predict/allocator.py")),
+    ("millpond_predict/counts.py", include_str!("python/millpond_predict/counts.py")),
     ("millpond_predict/generation.py", include_str!("python/millpond_predict/generation.py")),
     ("millpond_predict/kernels.py", include_str!("python/millpond_predict/kernels.py")),
     ("millpond_predict/libraries.py", include_str!("python/millpond_predict/libraries.py")),

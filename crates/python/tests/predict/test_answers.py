@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from test_predict import of, pytestmark
+from pathlib import Path
+
+import pytest
+from test_predict import PYTHON, of, predict, pytestmark
 
 __all__ = ["pytestmark"]
 
@@ -11,3 +14,43 @@ def test_a_library_divides_by_a_count() -> None:
     # A batch norm without a momentum averages: it divides by how many batches it has seen, as SWA's update_bn() has it.
     done = of("import torch\ntorch.nn.BatchNorm1d(4, momentum=None).cuda()(torch.ones(8, 4).cuda())\n")
     assert done.returncode == 0, done.stderr
+
+
+COUNTS = """
+import torch
+x = torch.ones(8).cuda()
+total = 0
+total += int((x > 0).sum())
+shares = [int((x > 0).sum()) / 8, int((x > 0).sum()) / int((x > 1).sum())]
+assert total == 1 and shares == [0.125, 1.0]
+print("count", int((x > 0).sum()), f"{int((x > 0).sum())} {int((x > 0).sum()):3d}")
+print("list", x.topk(3).indices.tolist(), x.long().view(4, 2).tolist()[0], 2 * x.long()[0].tolist())
+"""
+
+
+def test_counts_and_lists_are_printed_added_and_divided(tmp_path: Path) -> None:
+    program = tmp_path / "counts.py"
+    program.write_text(COUNTS)
+    done = predict("--", PYTHON, str(program))
+    assert done.returncode == 0, done.stderr
+    assert "count 1 1   1\nlist [0, 0, 0] [0, 0] 0\n" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.zeros(int((x > 0).sum()))",
+        "n = int((x > 0).sum())",
+        "x[int((x > 0).sum()) - 1]",
+        "x.split(x.long().tolist())",
+        "torch.tensor(x.long().tolist())",
+        "torch.tensor([x.long().tolist()])",
+        "sorted(x.long().tolist())",
+        "x[: x.long().tolist()[0]]",
+    ],
+)
+def test_counts_and_lists_are_refused_where_they_may_be_sizes(line: str, tmp_path: Path) -> None:
+    program = tmp_path / "counts.py"
+    program.write_text(COUNTS + line)
+    done = predict("--", PYTHON, str(program))
+    assert done.returncode != 0 and "say --item VALUE" in done.stderr.splitlines()[-1], done.stderr

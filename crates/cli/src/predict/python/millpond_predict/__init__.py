@@ -11,6 +11,7 @@ watching   which module runs, in which phase; what parameters, gradients and the
 kernels    operations of cuDNN: what they return, and the workspaces that were measured
 libraries  what cuFFT, cuSOLVER and cuSPARSE are taken to work in
 values     what needs a value that nobody computed: an answer, or one clear message
+counts     stand-ins for whole numbers, which count and print
 allocator  what the program asks of PyTorch's allocator, and is left out
 settings   what the command asks for
 ========== ==========================================================================================

@@ -72,6 +72,13 @@ def refuse(message: str) -> None:
     leave(2)
 
 
+def refuse_value(where: str, what: str) -> None:
+    refuse(
+        f"{where}: {what} needs a value that only a GPU would compute; say --item VALUE to answer all such questions, or change "
+        "the line"
+    )
+
+
 def leave(status: int) -> None:
     """Ends the process at once: what a program does at its end, such as saving weights, is not wanted."""
     end_workers()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import functools
 import json
 import linecache
@@ -13,7 +12,8 @@ from typing import Any
 
 import torch
 
-from .settings import ALL, ANSWER, ITEM, SELECTED, is_asked_by, line_of_library, place, refuse
+from .counts import ListedUnknown, Unknown, is_counted, is_formatted, listed
+from .settings import ALL, ANSWER, ITEM, SELECTED, is_asked_by, line_of_library, place, refuse, refuse_value
 
 #: Keeps the operations that are put in the place of PyTorch's own.
 LIBRARY = torch.library.Library("aten", "IMPL")
@@ -52,8 +52,9 @@ def begin() -> None:
 
     def list_of(tensor: Any) -> Any:
         where, is_own = place()
-        if tensor.is_cuda and is_own and ITEM is None and not tensor.is_floating_point():
-            refuse_value(where, "tolist() of whole numbers")
+        if is_whole_number(tensor) and is_own:
+            ANSWER.remark(f"{where}: tolist() of whole numbers has stand-ins that only count and print")
+            return listed(tolist(tensor), where)
         return tolist(tensor)
 
     def on_the_host(tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -83,7 +84,15 @@ def begin_whole_numbers() -> None:
         return number(tensor)
 
     def int_of(tensor: Any) -> int:
-        return 0 if is_whole_number(tensor) and is_formatted() else whole(tensor)
+        if not is_whole_number(tensor):
+            return whole(tensor)
+        if is_formatted():
+            return 0
+        where, is_own = place()
+        if is_own and of_a_check(where) is None and is_counted():
+            ANSWER.remark(f"{where}: a value of the card is answered by 1")
+            return 1
+        return whole(tensor)
 
     torch.Tensor.__float__, torch.Tensor.__int__ = float_of, int_of
     for name in ("tensor", "as_tensor"):
@@ -103,12 +112,14 @@ def of_known(make: Any) -> Any:
     """A tensor of numbers, some of which may be stand-ins."""
 
     def known(value: Any) -> Any:
+        if isinstance(value, ListedUnknown):
+            value.refused()
         return 1 if isinstance(value, Unknown) else value
 
     @functools.wraps(make)
     def made(*args: Any, **kwargs: Any) -> Any:
         if args and isinstance(args[0], Unknown):
-            args = 1, *args[1:]
+            args = known(args[0]), *args[1:]
         elif args and isinstance(args[0], (list, tuple)) and any(isinstance(value, Unknown) for value in args[0]):
             args = [known(value) for value in args[0]], *args[1:]
         return make(*args, **kwargs)
@@ -127,22 +138,6 @@ def begin_scaler() -> None:
         return float(self._init_scale) if scale is not None and scale.is_cuda else get_scale(self)
 
     scaler.get_scale = scale_of
-
-
-def is_formatted() -> bool:
-    """Whether a number is asked for by `"%d" % number`, in the code that called the caller of this."""
-    frame = sys._getframe(2)
-    code, at = frame.f_code.co_code, frame.f_lasti
-    name = dis.opname[code[at]]
-    # The operators % and %= of Python 3.11 and later.
-    return name in ("BINARY_MODULO", "INPLACE_MODULO") or (name == "BINARY_OP" and code[at + 1] in (6, 19))
-
-
-def refuse_value(where: str, what: str) -> None:
-    refuse(
-        f"{where}: {what} needs a value that only a GPU would compute; say --item VALUE to answer all such questions, or change "
-        "the line"
-    )
 
 
 def scalar(tensor: Any) -> Any:
@@ -268,82 +263,3 @@ def bincount(tensor: Any, weights: Any = None, minlength: int = 0) -> Any:
         refuse_value(place()[0], "bincount() without minlength")
     length = max(minlength, int(ITEM or 0) + 1 if minlength == 0 else 1)
     return torch.zeros(length, dtype=torch.int64 if weights is None else weights.dtype, device=tensor.device)
-
-
-#: PyTorch's operations that take a number, and make no size of it: their names without underscores.
-TAKE_NUMBERS = frozenset(
-    "add sub subtract rsub mul multiply div divide truedivide rdiv rtruediv floordivide floordiv rfloordiv remainder fmod rmod pow rpow "
-    "floatpower eq ne lt le gt ge clamp clip clampmin clampmax full fulllike newfull fill maskedfill where setitem scalartensor "
-    "addcmul addcdiv lerp".split()
-)
-
-#: Of these, the ones with a size or an index among what they are given, and its place.
-TAKE_SIZES = {"full": 0, "newfull": 1, "setitem": 1}
-
-
-class Unknown:
-    """A whole number that a program counts and prints. What it would decide by is refused."""
-
-    def __init__(self, where: Any) -> None:
-        # A mean of several makes one of a number.
-        self.where = where if isinstance(where, str) else place()[0]
-
-    @classmethod
-    def __torch_function__(cls, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """With a tensor it makes a tensor, as 1 would: so nothing is divided by 0."""
-        name, kwargs = function.__name__.replace("_", ""), kwargs or {}
-        size = TAKE_SIZES.get(name)
-        if name not in TAKE_NUMBERS or (size is not None and len(args) > size and isinstance(args[size], cls)):
-            refuse_value(place()[0], f"{function.__name__}() with a number of item()")
-        known = [1 if isinstance(value, cls) else value for value in args]
-        return function(*known, **{key: 1 if isinstance(value, cls) else value for key, value in kwargs.items()})
-
-    def same(self, *others: Any) -> Any:
-        if any(isinstance(other, torch.Tensor) for other in others):
-            # The tensor's own operator is next.
-            return NotImplemented
-        if any(isinstance(other, (list, tuple, str, bytes)) for other in others):
-            # It would repeat them.
-            self.refused()
-        return self
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = same
-    __neg__ = __pos__ = __abs__ = __round__ = same
-    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = same
-
-    def divided(self, other: Any) -> Any:
-        return NotImplemented if isinstance(other, torch.Tensor) else 0.0
-
-    __truediv__ = __rtruediv__ = divided
-
-    def divided_with_rest(self, *_: Any) -> tuple[Unknown, Unknown]:
-        return self, self
-
-    __divmod__ = __rdivmod__ = divided_with_rest
-
-    def as_integer_ratio(self) -> tuple[int, int]:
-        return 0, 1
-
-    def __float__(self) -> float:
-        # What is computed with it has no division by 0, and no logarithm of 0.
-        return 0.0 if is_formatted() else 1.0
-
-    def __int__(self) -> int:
-        if not is_formatted():
-            self.refused()
-        return 0
-
-    def refused(self, *_: Any) -> Any:
-        refuse_value(self.where, "a branch on item(), or a size from it,")
-
-    __bool__ = __index__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __hash__ = refused
-    __floor__ = __ceil__ = __trunc__ = refused
-
-    def __repr__(self) -> str:
-        return "0"
-
-    def __format__(self, how: str) -> str:
-        try:
-            return format(0, how)
-        except ValueError:
-            return format(0.0, how)
