@@ -54,3 +54,26 @@ def test_counts_and_lists_are_refused_where_they_may_be_sizes(line: str, tmp_pat
     program.write_text(COUNTS + line)
     done = predict("--", PYTHON, str(program))
     assert done.returncode != 0 and "say --item VALUE" in done.stderr.splitlines()[-1], done.stderr
+
+
+LBFGS = """
+import torch
+weight = torch.nn.Parameter(torch.zeros(1 << 20, device="cuda"))
+optimizer = torch.optim.LBFGS([weight], max_iter=5, history_size=3, line_search_fn={search})
+def closure():
+    optimizer.zero_grad()
+    loss = weight.square().sum()
+    loss.backward()
+    return loss
+for _ in range(2):
+    optimizer.step(closure)
+state = optimizer.state[weight]
+assert state["n_iter"] == 10 and len(state["old_dirs"]) == len(state["old_stps"]) == 3, state["n_iter"]
+"""
+
+
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_lbfgs_keeps_its_history_and_goes_on(search: str | None) -> None:
+    done = of(LBFGS.format(search=repr(search)))
+    assert done.returncode == 0, done.stderr
+    assert "LBFGS is taken to go on until max_iter" in " ".join(done.stdout.split())

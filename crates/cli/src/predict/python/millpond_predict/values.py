@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .counts import ListedUnknown, Unknown, is_counted, is_formatted, listed
-from .settings import ALL, ANSWER, ITEM, SELECTED, is_asked_by, line_of_library, place, refuse, refuse_value
+from .settings import ALL, ANSWER, ITEM, SELECTED, is_asked_by, line_of_library, line_that_asks, place, refuse, refuse_value
 
 #: Keeps the operations that are put in the place of PyTorch's own.
 LIBRARY = torch.library.Library("aten", "IMPL")
@@ -148,6 +148,8 @@ def scalar(tensor: Any) -> Any:
     if is_asked_by("grad_scaler.py"):
         # No overflow was found: otherwise a loss scaler skips the step.
         return value
+    if line := line_that_asks("optim/lbfgs.py"):
+        return of_line_search(tensor, line)
     if not tensor.is_floating_point() and (finite := of_a_check(where)) is not None:
         value = finite
     elif ITEM is not None:
@@ -166,6 +168,20 @@ def scalar(tensor: Any) -> Any:
     if tensor.dtype == torch.bool:
         return bool(value)
     return float(value) if tensor.is_floating_point() else int(value)
+
+
+#: Losses that LBFGS asked for.
+LOSSES = 0
+
+
+def of_line_search(tensor: Any, line: str) -> float | bool:
+    """What LBFGS asks: each loss is smaller, each step is kept in its history, and none is the last. So it needs the most memory."""
+    global LOSSES
+    ANSWER.remark(f"{place()[0]}: LBFGS is taken to go on until max_iter, with one evaluation for each line search")
+    if tensor.dtype == torch.bool:
+        return "ys > " in line or "abs(gtd_new) <=" in line
+    LOSSES += 1
+    return 1.0 / LOSSES
 
 
 def of_a_check(where: str) -> float | None:
