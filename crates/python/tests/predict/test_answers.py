@@ -77,3 +77,28 @@ def test_lbfgs_keeps_its_history_and_goes_on(search: str | None) -> None:
     done = of(LBFGS.format(search=repr(search)))
     assert done.returncode == 0, done.stderr
     assert "LBFGS is taken to go on until max_iter" in " ".join(done.stdout.split())
+
+
+UNIQUE = """
+import torch
+x = torch.zeros(1 << 20, device="cuda")
+x.{call}
+print("held", torch.cuda.max_memory_allocated() >> 20, "MiB")
+kept = x.{call}
+print("kept", torch.cuda.memory_allocated() >> 20, "MiB")
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "held", "kept"),
+    # PyTorch sorts a copy in another one, with the places of 8 bytes, and cuts what it returns without giving memory back.
+    [
+        ("unique()", 4 + 8, 4 + 4),
+        ("unique(return_inverse=True, return_counts=True)", 4 + 32, 4 + 20),
+        ("unique_consecutive(return_counts=True)", 4 + 12, 4 + 12),
+    ],
+)
+def test_what_unique_returns_keeps_the_memory_of_all(call: str, held: int, kept: int) -> None:
+    done = of(UNIQUE.format(call=call), "--selected", "0.25")
+    assert done.returncode == 0, done.stderr
+    assert f"held {held} MiB\nkept {kept} MiB\n" in done.stderr, done.stderr

@@ -230,8 +230,31 @@ def nonzero(tensor: Any) -> Any:
 
 
 def unique(tensor: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
-    count = part_of(tensor.numel(), "unique()")
-    return unique_of(tensor, (count,), tensor.shape if return_inverse else (0,), count if return_counts else 0)
+    return unique_among(tensor, False, return_inverse, return_counts)
+
+
+def unique_among(tensor: Any, in_order: bool, return_inverse: bool, return_counts: bool) -> Any:
+    """What is returned keeps the memory that all elements would take, as PyTorch's own: it is cut to its size afterwards."""
+    count, elements = part_of(tensor.numel(), "unique()"), tensor.numel()
+
+    def empty(size: Any, dtype: Any = torch.int64) -> Any:
+        return torch.empty(size, dtype=dtype, device=tensor.device)
+
+    whole = tensor.contiguous()
+    if not in_order:
+        # Sorted with the place of each, if places are asked for; sorting takes another copy of what it sorts.
+        whole = empty(elements, tensor.dtype)
+        places = empty(elements) if return_inverse else None
+        held = [empty(elements) if return_inverse else None, empty(elements * (whole.element_size() + 8 * return_inverse), torch.uint8)]
+        del held
+    inverse = empty(tensor.shape if return_inverse else (0,))
+    if return_inverse:
+        # The sums of where another value begins.
+        empty(elements)
+    values, counts = empty(elements, tensor.dtype), empty(elements if return_counts else 0)
+    del whole
+    places = None
+    return values.resize_(count), inverse, counts.resize_(count) if return_counts else counts
 
 
 def unique_of(tensor: Any, values: Any, inverse: Any, counts: int) -> Any:
@@ -254,7 +277,7 @@ def unique_along_consecutive(tensor: Any, dim: int, return_inverse: bool = False
 def unique_consecutive(tensor: Any, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None) -> Any:
     if dim is not None:
         return unique_along(tensor, dim, True, return_inverse, return_counts)
-    return unique(tensor, True, return_inverse, return_counts)
+    return unique_among(tensor, True, return_inverse, return_counts)
 
 
 def coalesce(tensor: Any) -> Any:
