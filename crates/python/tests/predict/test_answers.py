@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_predict import PYTHON, of, predict, pytestmark
+from test_predict import PYTHON, of, predict, pytestmark, rank_of_program
 
 __all__ = ["pytestmark"]
 
@@ -102,3 +102,13 @@ def test_what_unique_returns_keeps_the_memory_of_all(call: str, held: int, kept:
     done = of(UNIQUE.format(call=call), "--selected", "0.25")
     assert done.returncode == 0, done.stderr
     assert f"held {held} MiB\nkept {kept} MiB\n" in done.stderr, done.stderr
+
+
+def test_cudnn_that_tries_kernels_is_told_first(tmp_path: Path) -> None:
+    program = """
+import torch
+torch.backends.cudnn.benchmark = {on}
+torch.nn.Conv2d(3, 8, 3).cuda()(torch.zeros(2, 3, 8, 8).cuda())
+"""
+    told = [rank_of_program(tmp_path, program.format(on=on))["first"] for on in (True, False)]
+    assert any("cudnn.benchmark is on" in text for text in told[0]) and not told[1], told

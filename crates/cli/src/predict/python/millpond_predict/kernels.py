@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from . import recurrent
+from .settings import ANSWER
 from .values import LIBRARY
 
 RECORDING: Any = None
@@ -86,6 +87,11 @@ def padded(tensor: Any, dimension: int) -> int:
 
 def workspace(input: Any, weight: Any, output: Any, stride: Any, groups: int, of_weight: bool = False) -> int:
     """Tensor cores want the channels last, so cuDNN copies what has another order. The gradient of a weight is summed in parts."""
+    if torch.backends.cudnn.benchmark:
+        ANSWER.say_first(
+            "torch.backends.cudnn.benchmark is on, and is predicted as if it were off: cuDNN tries kernels with larger workspaces. "
+            "A small ResNet requested 3 times as much. The figures are those without the setting"
+        )
     if groups > 1 and groups == input.shape[1]:
         return 0
     has_order = format_for(input, weight) != torch.contiguous_format
