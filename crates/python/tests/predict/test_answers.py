@@ -112,3 +112,20 @@ torch.nn.Conv2d(3, 8, 3).cuda()(torch.zeros(2, 3, 8, 8).cuda())
 """
     told = [rank_of_program(tmp_path, program.format(on=on))["first"] for on in (True, False)]
     assert any("cudnn.benchmark is on" in text for text in told[0]) and not told[1], told
+
+
+#: What PyTorch checks by values of the card, and a program relies on.
+CHECKED = [
+    "torch.distributions.Categorical(logits=x).log_prob(torch.zeros(8, device='cuda'))",
+    "torch.distributions.Normal(x, x.exp()).rsample()",
+    "torch.testing.assert_close(x, x.clone())",
+    "torch.istft(torch.stft(x, 8, 2, return_complex=True), 8, 2)",
+    "torch.corrcoef(x)",
+]
+
+
+def test_what_pytorch_checks_is_right(tmp_path: Path) -> None:
+    program = tmp_path / "checked.py"
+    program.write_text("import torch\nx = torch.zeros(8, 64, device='cuda')\n" + "\n".join(CHECKED))
+    done = predict("--", PYTHON, str(program))
+    assert done.returncode == 0, done.stderr

@@ -139,13 +139,14 @@ def line_of_library() -> tuple[str, str]:
     return "", ""
 
 
-def line_that_asks(end: str) -> str:
-    """The text of the line that asks, if it is one of a file of this name."""
+def module_that_asks() -> tuple[str, str]:
+    """The name of the module whose line asks, and the line's text."""
     frame = sys._getframe(1)
     while frame is not None and "millpond_predict" in frame.f_code.co_filename:
         frame = frame.f_back  # type: ignore[assignment]
-    file = frame.f_code.co_filename if frame is not None else ""
-    return linecache.getline(file, frame.f_lineno) if file.endswith(end) else ""
+    if frame is None:
+        return "", ""
+    return frame.f_globals.get("__name__", ""), linecache.getline(frame.f_code.co_filename, frame.f_lineno)
 
 
 def is_asked_by(end: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .counts import ListedUnknown, Unknown, is_counted, is_formatted, listed
-from .settings import ALL, ANSWER, ITEM, SELECTED, is_asked_by, line_of_library, line_that_asks, place, refuse, refuse_value
+from .settings import ALL, ANSWER, ITEM, SELECTED, is_asked_by, line_of_library, module_that_asks, place, refuse, refuse_value
 
 #: Keeps the operations that are put in the place of PyTorch's own.
 LIBRARY = torch.library.Library("aten", "IMPL")
@@ -148,8 +148,11 @@ def scalar(tensor: Any) -> Any:
     if is_asked_by("grad_scaler.py"):
         # No overflow was found: otherwise a loss scaler skips the step.
         return value
-    if line := line_that_asks("optim/lbfgs.py"):
+    module, line = module_that_asks()
+    if module == "torch.optim.lbfgs":
         return of_line_search(tensor, line)
+    if tensor.dtype == torch.bool and module.startswith(CHECKS_VALUES) and ("all(" in line or "_is_all_true(" in line):
+        return True
     if not tensor.is_floating_point() and (finite := of_a_check(where)) is not None:
         value = finite
     elif ITEM is not None:
@@ -170,6 +173,9 @@ def scalar(tensor: Any) -> Any:
     return float(value) if tensor.is_floating_point() else int(value)
 
 
+#: Parts of PyTorch that check what they are given: it is right.
+CHECKS_VALUES = ("torch.distributions", "torch.testing")
+
 #: Losses that LBFGS asked for.
 LOSSES = 0
 
@@ -184,13 +190,17 @@ def of_line_search(tensor: Any, line: str) -> float | bool:
     return 1.0 / LOSSES
 
 
+#: Functions that ask if there is something wrong: a value, a gap between windows, too few observations.
+FIND_NOTHING = ("isnan(", "isinf(", ".istft(", ".cov(", ".corrcoef(")
+
+
 def of_a_check(where: str) -> float | None:
     """The answer of a line that asks whether values are finite: they are."""
     file, _, number = where.rpartition(":")
     line = linecache.getline(file, int(number)) if number.isdigit() else ""
     if "isfinite(" in line:
         return 1.0
-    return 0.0 if "isnan(" in line or "isinf(" in line else None
+    return 0.0 if any(call in line for call in FIND_NOTHING) else None
 
 
 def of_all_values() -> bool | None:
