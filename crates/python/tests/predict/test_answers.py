@@ -129,3 +129,19 @@ def test_what_pytorch_checks_is_right(tmp_path: Path) -> None:
     program.write_text("import torch\nx = torch.zeros(8, 64, device='cuda')\n" + "\n".join(CHECKED))
     done = predict("--", PYTHON, str(program))
     assert done.returncode == 0, done.stderr
+
+
+def test_the_loss_of_texts_beside_sounds_takes_two_tables(tmp_path: Path) -> None:
+    program = """
+import torch
+times, texts, longest = 500, 16, 100
+sounds = torch.randn(times, texts, 32, device="cuda").log_softmax(2).requires_grad_()
+words = torch.randint(1, 32, (texts * longest,), dtype=torch.int32)
+torch.cuda.reset_peak_memory_stats()
+before = torch.cuda.memory_allocated()
+torch.nn.functional.ctc_loss(sounds, words, (times,) * texts, (longest,) * texts, reduction="sum").backward()
+taken = torch.cuda.max_memory_allocated() - before
+assert 2 * 4 * times * texts * (2 * longest + 1) < taken < 20 << 20, taken
+"""
+    remarks = rank_of_program(tmp_path, program)["remarks"]
+    assert any("ctc_loss() was not measured" in remark for remark in remarks), remarks

@@ -32,6 +32,8 @@ def begin(recording: Any) -> None:
         "_cudnn_rnn_backward": recurrent.backward(work_in),
         "_cudnn_rnn_flatten_weight": recurrent.flat_weights,
         "_cudnn_init_dropout_state": recurrent.dropout_state,
+        "_cudnn_ctc_loss": ctc_loss,
+        "_cudnn_ctc_loss.Tensor": ctc_loss,
         "_scaled_dot_product_cudnn_attention": attention,
         "_scaled_dot_product_cudnn_attention_backward": attention_backward,
     }.items():
@@ -224,6 +226,19 @@ def batch_norm_backward(input: Any, gradient: Any, weight: Any, *_: Any, **__: A
     if is_last(input):
         work_in(OF_BACKWARD, input.device)
     return gradients
+
+
+# Texts beside sounds
+
+
+def ctc_loss(log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, *_: Any) -> Any:
+    """A table of what may lead to each place of a text, and one of what may follow, with blanks between."""
+    times, texts, _classes = log_probs.shape
+    longest = int(max(target_lengths)) if not isinstance(target_lengths, torch.Tensor) else targets.numel() // max(texts, 1)
+    gradients = torch.empty_like(log_probs)
+    ANSWER.remark("the workspace of cuDNN's ctc_loss() was not measured; it is taken to be two tables of the text's places and times")
+    work_in(2 * 4 * times * texts * (2 * longest + 1), log_probs.device)
+    return torch.empty(texts, dtype=log_probs.dtype, device=log_probs.device), gradients
 
 
 # Attention
