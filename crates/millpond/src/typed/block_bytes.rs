@@ -237,10 +237,12 @@ impl<'a> BlockBytes<'a> {
             return Ok(());
         }
         from.pool.check_process()?;
-        if from.is_shared && from.stream.id() != self.stream.id() {
+        let is_elsewhere = from.pool.check_stream(self.stream).is_err();
+        // Each device numbers its streams by itself.
+        if from.is_shared && (is_elsewhere || from.stream.id() != self.stream.id()) {
             return self.copy_behind_its_stream(from);
         }
-        if from.pool.check_stream(self.stream).is_err() {
+        if is_elsewhere {
             return self.copy_from_device(from);
         }
         if self.overlaps(from) {

@@ -266,11 +266,24 @@ fn whatever_call_fails_a_buffer_keeps_its_block() {
 #[test]
 fn a_copy_of_a_workspace_on_another_stream_is_of_what_was_there() {
     let bench = Bench::new();
-    let (workspace, other) =
-        (Workspace::new(&bench.pool, MIB, &bench.stream).unwrap(), bench.context.create_stream().unwrap());
+    let other = bench.context.create_stream().unwrap();
+    copy_a_workspace_and_write_to_it(&bench, &bench.pool, &other);
+}
+
+/// Each device numbers its streams by itself.
+#[test]
+fn a_stream_of_another_device_is_not_taken_for_a_workspaces_own() {
+    let (bench, elsewhere) = (Bench::new(), Bench::new());
+    assert_eq!(elsewhere.stream.id(), bench.stream.id());
+    copy_a_workspace_and_write_to_it(&bench, &elsewhere.pool, &elsewhere.stream);
+}
+
+/// Copies a workspace to a buffer of this pool on this stream, which is busy, and then writes to the workspace.
+fn copy_a_workspace_and_write_to_it(bench: &Bench, to: &Pool, other: &Stream) {
+    let workspace = Workspace::new(&bench.pool, MIB, &bench.stream).unwrap();
     let slice = workspace.alloc::<u8>(4096).unwrap();
     slice.fill(1).unwrap();
-    let mut copy = Buffer::<u8>::new(&bench.pool, 4096, &other).unwrap();
+    let mut copy = Buffer::<u8>::new(to, 4096, other).unwrap();
     let (tell, told) = std::sync::mpsc::channel::<()>();
     other.launch_host(move || told.recv().unwrap()).unwrap();
     copy.as_view_mut().copy_from(slice.as_view()).unwrap();
