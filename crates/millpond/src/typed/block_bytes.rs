@@ -11,6 +11,7 @@ use bytemuck::Pod;
 use crate::core::{Core, allocating, freeing};
 use crate::device::{DeviceError, DevicePtr, Kind, MemoryKind, StreamHandle};
 use crate::error::{Error, Result};
+use crate::log::Quiet;
 use crate::order::{Event, Stream, Tick};
 use crate::peers;
 use crate::policy::options::FILL;
@@ -202,6 +203,8 @@ impl<'a> BlockBytes<'a> {
         if self.bytes > 0 {
             self.pool.check_process()?;
             let handle = self.stream.handle_here()?;
+            // A subscriber may panic, and gets to work once the slice is the caller's again.
+            let _quiet = Quiet::begin();
             let awake = self.pool.stay_awake_for(self.stream)?;
             self.check_bytes()?;
             // SAFETY: the slice is writable for its length, and borrowed until the stream is synchronised below; any bytes are

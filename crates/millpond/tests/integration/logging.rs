@@ -3,11 +3,15 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
+use millpond::bindings::warn;
+use millpond::device::host::HostDevice;
 use millpond::device::sim::Call;
-use millpond::{Context, Pool, Stream};
+use millpond::device::{Device, DevicePtr, DeviceResult, Forward, StreamHandle};
+use millpond::{Buffer, Context, Pool, Stream};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -166,5 +170,48 @@ fn a_subscriber_that_uses_the_pool_on_each_event_does_not_hang() {
         }
         // Without a lock.
         assert!(heard.contains("out of memory"), "{heard:#?}");
+    });
+}
+
+/// A device that says something when it was given a copy to the host.
+#[derive(Debug)]
+struct Talks(Arc<HostDevice>);
+
+// SAFETY: each call goes to the device below, and its answer is given back.
+unsafe impl Forward for Talks {
+    fn below(&self) -> &dyn Device {
+        &*self.0
+    }
+
+    unsafe fn copy_to_host(
+        &self,
+        to: *mut u8,
+        from: DevicePtr,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        // SAFETY: the caller's promise.
+        let given = unsafe { self.0.copy_to_host(to, from, bytes, stream) };
+        warn("a copy was given");
+        given
+    }
+}
+
+#[test]
+fn nothing_is_written_to_a_slice_after_a_subscriber_panicked() {
+    alone("nothing_is_written_to_a_slice_after_a_subscriber_panicked", || {
+        let context = Context::new(Arc::new(Talks(HostDevice::new().unwrap())));
+        let (pool, stream) = (Pool::builder(&context).build().unwrap(), context.create_stream().unwrap());
+        let buffer = Buffer::from_slice(&pool, &[7_u32; 1000], &stream).unwrap();
+        stream.launch_host(|| std::thread::sleep(Duration::from_millis(200))).unwrap();
+        let mut copied = vec![0; 1000];
+        let panics = Hears(|event: &Event<'_>| {
+            assert!(fields(event)["message"] != "a copy was given", "expected by the test");
+        });
+        let copy = AssertUnwindSafe(|| buffer.copy_to_slice(&mut copied));
+        let panicked = tracing::subscriber::with_default(panics, || catch_unwind(copy));
+        let left = copied.clone();
+        stream.synchronize().unwrap();
+        assert!(panicked.is_err() && copied == left);
     });
 }
