@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering, fence};
 use std::time::Duration;
 
+use crate::log::Quiet;
+
 /// See the [module](self). Nobody waits for it but the thread that closes it, so that it can be entered with any lock held.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
@@ -20,14 +22,18 @@ pub(crate) struct Gate {
 /// While it lives, the pool does not fall asleep.
 #[derive(Debug)]
 #[must_use = "the pool may sleep once this is dropped"]
-pub(crate) struct Awake<'a>(&'a Gate);
+pub(crate) struct Awake<'a> {
+    gate: &'a Gate,
+    /// A subscriber that puts the pool to sleep would wait for its own thread to leave.
+    _quiet: Quiet,
+}
 
 impl Gate {
     /// Enters; `None` where the pool sleeps.
     // Acquire: what the wake did comes before the work. All changes are read-modify-writes of one word: who enters comes
     // before the close, which waits for it, or finds the gate closed.
     pub(crate) fn enter(&self) -> Option<Awake<'_>> {
-        let entered = Awake(self);
+        let entered = Awake { gate: self, _quiet: Quiet::begin() };
         (self.inside.fetch_add(1, Ordering::Acquire) >= 0).then_some(entered)
     }
 
@@ -80,6 +86,6 @@ impl Gate {
 
 impl Drop for Awake<'_> {
     fn drop(&mut self) {
-        self.0.inside.fetch_sub(1, Ordering::Release);
+        self.gate.inside.fetch_sub(1, Ordering::Release);
     }
 }

@@ -10,8 +10,8 @@ use std::time::Duration;
 use millpond::bindings::warn;
 use millpond::device::host::HostDevice;
 use millpond::device::sim::Call;
-use millpond::device::{Device, DevicePtr, DeviceResult, Forward, StreamHandle};
-use millpond::{Buffer, Context, Pool, Stream};
+use millpond::device::{Device, DeviceError, DevicePtr, DeviceResult, Forward, StreamHandle};
+use millpond::{Buffer, Context, Keep, Pool, Stream};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -170,6 +170,44 @@ fn a_subscriber_that_uses_the_pool_on_each_event_does_not_hang() {
         }
         // Without a lock.
         assert!(heard.contains("out of memory"), "{heard:#?}");
+    });
+}
+
+/// Has a copy of buffers say something, and the pool sleep when it is heard. Returns the texts.
+fn copy_of_a_pool_that_falls_asleep() -> BTreeSet<String> {
+    let (sim, context, stream) = sim(64 * MIB);
+    let pool = Pool::builder(&context).build().unwrap();
+    let other = context.create_stream().unwrap();
+    let [from, mut to] = [&stream, &other].map(|on| Buffer::<u32>::zeroed(&pool, 1000, on).unwrap());
+    USED.set(Some((context, pool.clone(), stream.clone())));
+    let failure = DeviceError::Unavailable("a test asked for it".to_owned());
+    sim.fail_next(Call::DestroyEvent, 1, failure);
+    to.copy_from(&from).unwrap();
+    USED.take();
+    assert!(pool.is_asleep());
+    pool.wake().unwrap();
+    HEARD.take()
+}
+
+#[test]
+fn a_subscriber_may_put_the_pool_of_a_copy_to_sleep() {
+    alone("a_subscriber_may_put_the_pool_of_a_copy_to_sleep", || {
+        let (done, is_done) = mpsc::channel();
+        let put_to_sleep = |event: &Event<'_>| {
+            let text = fields(event).remove("message").unwrap_or_default();
+            HEARD.with_borrow_mut(|heard| heard.insert(text));
+            let used = USED.with_borrow(|used| used.clone());
+            used.into_iter().for_each(|(_, pool, _)| _ = pool.sleep(Keep::Nothing).unwrap());
+        };
+        let copies = move || done.send(copy_of_a_pool_that_falls_asleep()).unwrap();
+        let worker =
+            std::thread::spawn(move || tracing::subscriber::with_default(Hears(put_to_sleep), copies));
+        let heard = match is_done.recv_timeout(Duration::from_secs(60)) {
+            Err(mpsc::RecvTimeoutError::Timeout) => panic!("the sleep waits for the copy of its own thread"),
+            heard => heard,
+        };
+        worker.join().unwrap();
+        assert!(heard.unwrap().contains("an event could not be destroyed"));
     });
 }
 
