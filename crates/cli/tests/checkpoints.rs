@@ -89,6 +89,30 @@ fn a_checkpoint_is_not_overwritten_by_another_training() {
 }
 
 #[test]
+fn a_checkpoint_that_is_a_link_is_written_where_it_leads() {
+    let (dir, disk) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let [link, file] = [dir.path().join("kept/checkpoint.safetensors"), disk.path().join("large")];
+    std::fs::create_dir(dir.path().join("kept")).unwrap();
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    stdout(&train(dir.path(), "1", &[]).output().unwrap());
+    let first = std::fs::read(&file).expect("the link led to nothing before");
+    stdout(&train(dir.path(), "2", &["--resume"]).output().unwrap());
+    assert!(link.is_symlink());
+    assert_ne!(std::fs::read(&file).unwrap(), first);
+    assert_eq!(std::fs::read_dir(disk.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_checkpoint_that_cannot_be_written_is_found_before_training() {
+    let dir = tempfile::tempdir().unwrap();
+    let part = "kept/checkpoint.safetensors.part";
+    std::fs::create_dir_all(dir.path().join(part)).unwrap();
+    let output = train(dir.path(), "1", &[]).output().unwrap();
+    refused(&output, 1, &format!("{part} first, which is a folder: remove or rename that"));
+    assert!(!dir.path().join("run.json").exists(), "no epoch was trained");
+}
+
+#[test]
 fn flags_of_checkpoints_that_make_no_sense_are_refused() {
     for (args, expected) in [
         (&["--resume"][..], "--save <DIR> is missing"),

@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File, TryLockError};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use safetensors::SafeTensors;
@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::data::Dataset;
 use crate::ranks::Team;
+use crate::whole_file::WholeFile;
 use crate::{Epoch, Error, Hyper, Model, Result, TOTALS, Tensor};
 
 /// The file's name in its folder.
@@ -27,7 +28,9 @@ const KEY: &str = "millpond";
 /// Where checkpoints are kept, and how often one is written.
 #[derive(Debug, Clone)]
 pub struct Saving {
+    /// As its folder was named.
     file: PathBuf,
+    replaced: WholeFile,
     every: Option<usize>,
     from: Option<Checkpoint>,
 }
@@ -98,7 +101,9 @@ impl Saving {
     pub fn new(dir: &Path, every: Option<usize>) -> Result<Self> {
         let failed = |source| Error::Io { path: dir.to_owned(), action: "create the folder", source };
         fs::create_dir_all(dir).map_err(failed)?;
-        Ok(Self { file: Self::file_in(dir), every, from: None })
+        let file = Self::file_in(dir);
+        let replaced = WholeFile::at(&file).map_err(|source| cannot_write(&file, source))?;
+        Ok(Self { file, replaced, every, from: None })
     }
 
     /// The file that a folder's checkpoint is in.
@@ -149,11 +154,11 @@ impl Saving {
         let bytes =
             Checkpoint::bytes(model, (&weights, velocities), progress).map_err(|what| self.failed(what))?;
         team.map_or(Ok(()), Team::check)?;
-        let failed = |source| Error::Io { path: self.file.clone(), action: "write the checkpoint", source };
-        replace(&self.file, &bytes).map_err(failed)
+        self.replaced.replace(&bytes).map_err(|source| cannot_write(&self.file, source))
     }
 
     /// Has the folder for one training, as long as the file that is returned is open. Not every file system can do that.
+    /// Finds out whether checkpoints can be written there, before the first is.
     fn lock(&self) -> Result<File> {
         let dir = self.file.parent().unwrap_or(Path::new("."));
         let failed = |source| Error::Io { path: dir.to_owned(), action: "save to it", source };
@@ -163,7 +168,10 @@ impl Saving {
                 ErrorKind::ResourceBusy,
                 "another training does; name another folder",
             ))),
-            Ok(()) | Err(TryLockError::Error(_)) => Ok(folder),
+            Ok(()) | Err(TryLockError::Error(_)) => {
+                self.replaced.check().map_err(|source| cannot_write(&self.file, source))?;
+                Ok(folder)
+            }
         }
     }
 
@@ -244,6 +252,10 @@ impl Checkpoint {
     }
 }
 
+fn cannot_write(file: &Path, source: io::Error) -> Error {
+    Error::Io { path: file.to_owned(), action: "write the checkpoint", source }
+}
+
 /// As `nn.Sequential` names the weights of linear layers with a ReLU between each two.
 fn name_of(layer: usize) -> String {
     format!("{}.weight", 2 * layer)
@@ -258,22 +270,6 @@ fn velocity_of(layer: usize) -> String {
 fn transposed(values: &[f32], rows: usize) -> Vec<f32> {
     let cols = values.len() / rows.max(1);
     (0..cols).flat_map(|col| values.iter().skip(col).step_by(cols)).copied().collect()
-}
-
-/// Writes the file beside its place, has it on the disk, and puts it there. Nothing stays of one that could not be written.
-fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
-    let part = file.with_extension("part");
-    let write = || {
-        let mut out = File::create(&part)?;
-        out.write_all(bytes)?;
-        out.sync_all()?;
-        fs::rename(&part, file)
-    };
-    write().inspect_err(|_| {
-        fs::remove_file(&part).ok();
-    })?;
-    // So that the new name survives the machine, too.
-    file.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
 }
 
 /// Writes the checkpoints of a training.
@@ -366,20 +362,5 @@ impl<'a> Saver<'a> {
             Some(saving) => saving.write(model, velocities, &self.progress, self.team),
             None => Ok(()),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn nothing_stays_of_a_checkpoint_that_cannot_be_written() {
-        let dir = tempfile::tempdir().unwrap();
-        let taken = dir.path().join("checkpoint.safetensors");
-        // No file takes the place of a folder.
-        fs::create_dir(&taken).unwrap();
-        assert!(replace(&taken, b"bytes").is_err());
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 }

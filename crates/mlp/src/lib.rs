@@ -31,6 +31,7 @@ mod step_memory;
 mod stop_votes;
 mod totals;
 mod train;
+mod whole_file;
 
 pub use backend::{
     Activation, Backend, Batch, Graph, Precision, Sgd, Source, TOTAL_CORRECT, TOTAL_LOSS, TOTALS,
