@@ -1,0 +1,92 @@
+//! Figures, recordings and reports, and that nothing else stays.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use millpond_replay::trace::Block;
+
+use super::{PACKAGE, built, python, ran, run, sources};
+use crate::shared::{command, read_json, stderr, stdout};
+
+#[test]
+fn nothing_needs_a_temporary_folder_and_nothing_stays() {
+    let modules = [&PACKAGE[..], &[("torch", "print('torch loaded')")]].concat();
+    let missing = [("TMPDIR", "/no/such/folder")];
+    let Some(output) = python(&modules, "import torch", &missing) else { return };
+    assert_eq!(stdout(&output), "torch loaded\ntorch enabled\n", "{}", stderr(&output));
+    if built().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = run(&["sh", "-c", "./linked leaves; echo ready; read line"]);
+    command.env("TMPDIR", folder.path()).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn the_exit_status_is_the_programs_where_figures_cannot_be_written() {
+    if !Path::new("/dev/full").exists() {
+        return;
+    }
+    for status in [0, 7] {
+        let output = ran(&["--json", "/dev/full", "sh", "-c", &format!("exit {status}")]);
+        assert_eq!(output.status.code(), Some(status), "{}", stderr(&output));
+        assert!(stderr(&output).contains("/dev/full: cannot write"), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn figures_and_a_recording_are_written() {
+    if built().is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (json, record, report) = (at("run.json"), at("run.mprec"), at("run.html"));
+    let files = ["--json", &json, "--record", &record, "--report", &report];
+    for (mode, case) in [("--pool", "pairs"), ("--watch", "passes")] {
+        let output = ran(&[&[mode], &files[..], &["--", "./linked", case]].concat());
+        stdout(&output);
+        let told = read_json(Path::new(&json));
+        assert_eq!((told["program"].as_str(), told["status"].as_u64()), (Some("linked"), Some(0)));
+        let pool = &told["processes"][0]["pools"][0];
+        let replayed =
+            stdout(&command().args(["replay", &record, "--allocator", "millpond"]).output().unwrap());
+        let blocks = format!("{} blocks", pool["allocations"]);
+        assert!(replayed.contains(&blocks), "{mode}: {blocks}: {replayed}");
+        let page = std::fs::read_to_string(&report).unwrap();
+        assert!(page.contains("</html>"), "{mode}");
+        std::fs::remove_file(&report).unwrap();
+    }
+}
+
+/// Whatever container or library asks the driver for it.
+#[test]
+fn call_sites_are_the_functions_of_a_program_in_cpp() {
+    let Some(folder) = built() else { return };
+    let source = sources().join("../cpp/sites.cpp");
+    let mut compiler = Command::new("g++");
+    compiler.args(["-std=c++17", "-g1", "-O1"]).arg(source).args(["./libcuda.so.1", "-o", "sites"]);
+    match compiler.current_dir(folder).output() {
+        Ok(output) => assert!(output.status.success(), "{}", stderr(&output)),
+        Err(_) => {
+            assert!(std::env::var_os("MILLPOND_REQUIRE_TOOLS").is_none(), "g++ is not installed");
+            return eprintln!("not run: g++ is not installed");
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let record = dir.path().join("run.mprec");
+    let mut run = run(&["--record", record.to_str().unwrap(), "--", "./sites"]);
+    stdout(&run.env("MILLPOND_RECORD_CALL_SITES", "1").output().unwrap());
+    let read = millpond_replay::read::read(&record, Default::default()).unwrap();
+    let [trace] = &read[..] else { panic!("one pool, not {}", read.len()) };
+    let innermost = |block: &Block| trace.stacks.frames(block.stack).next().map(|frame| &*frame.name);
+    let sites: Vec<_> = trace.blocks.iter().map(innermost).collect();
+    assert_eq!(sites, [Some("nn::Layer<float>::Layer"), Some("fill"), Some("plain")]);
+}
