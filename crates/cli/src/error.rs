@@ -1,6 +1,6 @@
 //! Why a command failed.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use millpond_baselines::ChoiceError;
 use rustix::io::Errno;
@@ -72,7 +72,7 @@ pub(crate) enum Error {
         place.display(), source.kind()
     )]
     NoFolder { place: PathBuf, source: std::io::Error },
-    #[error("{}: cannot run it: {source}{}", program.display(), what_to_do(source))]
+    #[error("{}: cannot run it: {source}{}", program.display(), what_to_do(program, source))]
     CannotRun { program: PathBuf, source: std::io::Error },
     #[error(
         "{name} is neither beside the command nor in ../lib: `scripts/install` puts it there, `cargo build --release -p \
@@ -106,8 +106,13 @@ pub(crate) enum Error {
 }
 
 /// What helps where a program cannot be run.
-fn what_to_do(source: &std::io::Error) -> &'static str {
+fn what_to_do(program: &Path, source: &std::io::Error) -> &'static str {
     match Errno::from_io_error(source) {
+        Some(Errno::NOENT) if program.as_os_str().is_empty() => {
+            "; its name is empty: is a variable that should have it not set?"
+        }
+        Some(Errno::ACCESS) if program.is_dir() => "; it is a folder: name the program in it",
+        Some(Errno::NOTDIR) => "; a part of its path is a file, and no folder",
         Some(Errno::NOEXEC) => {
             "; a script without #! in its first line needs its shell named, as in -- sh ./script; another file is for \
              another machine"

@@ -18,6 +18,25 @@ fn the_exit_status_is_the_programs() {
 }
 
 #[test]
+fn what_is_no_program_ends_as_in_a_shell() {
+    for (program, status, said) in [
+        (
+            "/tmp",
+            126,
+            "/tmp: cannot run it: Permission denied (os error 13); it is a folder: name the program in it",
+        ),
+        ("/etc/passwd", 126, "may execute (chmod +x)"),
+        ("/etc/passwd/x", 126, "a part of its path is a file, and no folder"),
+        ("no-such-program", 127, "is not there"),
+        ("", 127, "its name is empty: is a variable that should have it not set?"),
+    ] {
+        let output = ran(&["--", program]);
+        assert_eq!(output.status.code(), Some(status), "{program}: {}", stderr(&output));
+        assert!(stderr(&output).contains(said), "{program}: {}", stderr(&output));
+    }
+}
+
+#[test]
 fn signals_are_passed_on() {
     let mut run = run(&["sh", "-c", "trap 'exit 3' TERM; echo ready; while :; do sleep 0.05; done"]);
     let mut child = run.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
