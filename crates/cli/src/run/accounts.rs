@@ -70,6 +70,16 @@ impl Told {
         accounts.sort_by_key(|account| (account.pid, !account.libraries.is_empty()));
         Self(accounts)
     }
+
+    /// The processes that told something.
+    pub(super) fn processes(&self) -> Vec<u32> {
+        self.0.iter().map(|account| account.pid).collect()
+    }
+
+    /// Whether a pool served one of them, or was watched to have.
+    pub(super) fn has_pools(&self) -> bool {
+        self.0.iter().any(|account| !account.pools.is_empty())
+    }
 }
 
 /// What `--json` writes.

@@ -7,6 +7,7 @@
 //! | `around` | the limit of another `millpond run` that this command runs under |
 //! | `handed` | files that its processes find, without a name |
 //! | `accounts` | what its processes told, and what is said of it |
+//! | `recorded` | whether it wrote the recording that it was asked for |
 //! | `top` | what its pools hold while it runs |
 //! | `python/` | what Python processes begin with: PyTorch and others get their own interfaces |
 
@@ -15,6 +16,7 @@ mod around;
 mod handed;
 pub(crate) mod library;
 pub(crate) mod program;
+mod recorded;
 mod top;
 
 use std::ffi::{OsStr, OsString};
@@ -29,6 +31,7 @@ use self::accounts::Told;
 use self::around::Bounds;
 use self::handed::{Handed, archive};
 use self::program::{Ended, Program};
+use self::recorded::Recorded;
 use crate::amounts::of_the_gpus;
 use crate::error::{Error, Result};
 use crate::outputs::{Output, files_among, refuse_clashes, refuse_stdout, write_json};
@@ -168,10 +171,16 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     if let Some(file) = args.record.as_deref().filter(|file| file.is_dir() || !file.exists()) {
         Output::open(file)?;
     }
+    if let (Some(file), Some(_)) = (&args.record, &page)
+        && file.metadata().is_ok_and(|about| !about.is_file())
+    {
+        let why = "a report is read from the recording, which needs to be a file";
+        return Err(Error::Usage(format!("{}: {why}", file.display())));
+    }
     let library = library::RUN.find()?;
     let folder =
         args.report.as_ref().filter(|_| args.record.is_none()).map(|page| folder_beside(page)).transpose()?;
-    let recording = args.recording(folder.as_ref().map(OwnFolder::path));
+    let recording = args.recording(folder.as_ref().map(OwnFolder::path)).map(Recorded::to);
     let own = Bounds {
         limit: args.limit.map(of_the_gpus).transpose()?,
         budget: args.budget.clone(),
@@ -182,7 +191,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let python = Handed::new("python", &archive(&PYTHON))?;
     let program = Program::new(&args.program);
     let out_of_reach = program.out_of_reach();
-    let environment = environment((args, &bounds), &library, [&accounts, &python], recording.as_deref())?;
+    let environment =
+        environment((args, &bounds), &library, [&accounts, &python], recording.as_ref().map(Recorded::path))?;
     let run = || program.run(&environment, Stdio::inherit());
     let ended = if args.top { top::beside(run)? } else { run()? };
     let told = Told::read(&accounts.read()?);
@@ -199,8 +209,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     if let Some(json) = json {
         said(write_json(json, &accounts::Json::new(&program.name(), &ended, &told)));
     }
-    if let (Some(_), Some(recording), Some(report)) = (page, recording, &args.report) {
-        said(write_report(&recording, report));
+    let Some(recording) = recording else { return outcome(ended) };
+    match (recording.file(&told.processes()), page, &args.report) {
+        (Some(file), Some(_), Some(report)) => said(write_report(&file, report)),
+        (Some(_), ..) => {}
+        (None, ..) => remark(&nothing_recorded(args, &recording, &told)),
     }
     outcome(ended)
 }
@@ -318,6 +331,23 @@ pub(crate) fn preloaded(library: &Path) -> OsString {
     before_others(path, "LD_PRELOAD")
 }
 
+/// Why files that were asked for are not there, or are those of an earlier run.
+fn nothing_recorded(args: &RunArgs, recording: &Recorded, told: &Told) -> String {
+    let why = match told.has_pools() {
+        true => "a line above says why",
+        false => "no pool was asked for GPU memory",
+    };
+    let mut line = format!("millpond: nothing was recorded: {why}");
+    if let Some(file) = &args.record {
+        let earlier = if recording.was_there() { "is as it was before" } else { "is not there" };
+        line += &format!("; {} {earlier}", file.display());
+    }
+    if let Some(page) = &args.report {
+        line += &format!("; {} is not written", page.display());
+    }
+    line
+}
+
 /// The recording of the program as a page.
 fn write_report(recording: &Path, page: &Path) -> Result<()> {
     /// As `millpond replay` has them.
@@ -325,10 +355,6 @@ fn write_report(recording: &Path, page: &Path) -> Result<()> {
     struct Replay {
         #[command(flatten)]
         args: ReplayArgs,
-    }
-    if !recording.exists() {
-        remark("millpond: there is no report: nothing was recorded");
-        return Ok(());
     }
     let arguments = [OsStr::new("replay"), recording.as_os_str(), OsStr::new("--report"), page.as_os_str()];
     let parsed = Replay::try_parse_from(arguments).map_err(|error| Error::Usage(error.to_string()))?;

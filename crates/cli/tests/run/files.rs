@@ -66,6 +66,44 @@ fn figures_and_a_recording_are_written() {
     }
 }
 
+#[test]
+fn a_program_that_allocates_nothing_is_told_that_nothing_is_recorded() {
+    if built().is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let [record, report] = ["run.mprec", "run.html"].map(|name| dir.path().join(name));
+    let files = ["--record", record.to_str().unwrap(), "--report", report.to_str().unwrap()];
+    let with = |program: &[&str]| ran(&[&files[..], &["--"], program].concat());
+    let nothing = "millpond: nothing was recorded: no pool was asked for GPU memory; ";
+    let said = stderr(&with(&["true"]));
+    assert!(said.contains(&format!("{nothing}{} is not there; ", record.display())), "{said}");
+    assert!(said.contains("it allocated no CUDA memory, unless in a process that is out of reach"), "{said}");
+    assert_eq!(stderr(&ran(&["--quiet", files[0], files[1], "true"])), "");
+    // Nothing is taken for what an earlier run recorded.
+    stdout(&with(&["./linked", "pairs"]));
+    std::fs::remove_file(&report).unwrap();
+    let said = stderr(&with(&["true"]));
+    assert!(said.contains(&format!("{nothing}{} is as it was before; ", record.display())), "{said}");
+    assert!(said.contains(&format!("{} is not written", report.display())) && !report.exists(), "{said}");
+    // A name that the process makes its own.
+    let own = dir.path().join("own.%p");
+    let files = ["--record", own.to_str().unwrap(), "--report", report.to_str().unwrap()];
+    let said = stderr(&ran(&[&files[..], &["./linked", "pairs"]].concat()));
+    assert!(report.exists() && !said.contains("nothing was recorded"), "{said}");
+}
+
+#[test]
+fn a_report_is_not_read_from_a_pipe() {
+    let refused = ran(&["--record", "/dev/null", "--report", "x.html", "true"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(
+        stderr(&refused).contains("/dev/null: a report is read from the recording, which needs to be a file"),
+        "{}",
+        stderr(&refused)
+    );
+}
+
 /// Whatever container or library asks the driver for it.
 #[test]
 fn call_sites_are_the_functions_of_a_program_in_cpp() {
