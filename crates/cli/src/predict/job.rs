@@ -189,7 +189,7 @@ impl<'a> Job<'a> {
             };
             left::end(&path);
             match (self.processes(&path, ended), ended.asked) {
-                (Ok(processes), _) => run.processes.extend(processes),
+                (Ok(processes), _) => run.processes.extend(self.of_rank(rank, processes)?),
                 (Err(_), Some(signal)) => return Err(nothing_predicted(signal)),
                 (Err(error), None) => return Err(error),
             }
@@ -202,6 +202,18 @@ impl<'a> Job<'a> {
         }
         run.processes.sort_by_key(|process| process.rank);
         Ok(run)
+    }
+
+    /// Refuses processes of another rank than the one that was begun: each rank would begin them again.
+    fn of_rank(&self, rank: u32, processes: Vec<Process>) -> Result<Vec<Process>> {
+        match processes.iter().find(|process| self.options.ranks.is_some() && process.rank != rank) {
+            None => Ok(processes),
+            Some(Process { rank: other, .. }) => Err(Error::NotPredicted(format!(
+                "{} begins rank {other} itself, and --ranks begins the program once for each rank: let it take RANK, LOCAL_RANK and \
+                 WORLD_SIZE from its environment, and begin no other",
+                self.name()
+            ))),
+        }
     }
 
     fn environment(&self, folder: &Path, rank: u32) -> Result<Vec<(&'static str, OsString)>> {

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import multiprocessing
 import os
+import sys
 from typing import Any
 
 import torch
@@ -18,6 +20,8 @@ def begin() -> None:
         refuse("a launcher such as torchrun waits for all ranks: name --ranks N, and the script itself after --, as in -- python train.py")
     import torch.distributed as dist
 
+    if RANKS:
+        begin_this_rank_alone()
     begin_for_real = dist.init_process_group
     arguments = inspect.signature(begin_for_real)
 
@@ -29,12 +33,18 @@ def begin() -> None:
             return
         if dist.is_initialized():
             return
+        if RANKS and multiprocessing.parent_process() is not None:
+            refuse(
+                f"{place()[0]}: init_process_group() is in a process that the program began, and --ranks begins the program once for each "
+                f"of {RANKS} ranks already: let it take RANK, LOCAL_RANK and WORLD_SIZE from its environment, and begin no process; or "
+                "name as many --ranks as it begins by torch.multiprocessing.spawn"
+            )
         size = RANKS or max(given.get("world_size", 0), 0) or int(os.environ.get("WORLD_SIZE") or 0)
         # One rank by itself needs no other.
         if not RANKS and size != 1:
             refuse(
                 f"{place()[0]}: init_process_group() is for ranks that nobody began: name --ranks {size or 'N'}, and let the program "
-                "take RANK, LOCAL_RANK and WORLD_SIZE from its environment"
+                "take RANK, LOCAL_RANK and WORLD_SIZE from its environment, or begin them by torch.multiprocessing.spawn"
             )
         have_gradients_sent_to_nobody()
         begin_for_real(backend="fake", store=fake_store(), rank=RANK, world_size=size)
@@ -42,6 +52,32 @@ def begin() -> None:
 
     dist.init_process_group = begin_group
     torch.distributed.distributed_c10d.init_process_group = begin_group
+
+
+class Done:
+    """What ``torch.multiprocessing`` returns for processes that nobody waits for yet."""
+
+    processes: tuple[Any, ...] = ()
+
+    def join(self, *_args: Any, **_kwargs: Any) -> bool:
+        return True
+
+
+def begin_this_rank_alone() -> None:
+    """A program that begins its ranks itself gets the one that it is to be: the command begins it once for each."""
+    import torch.multiprocessing as package
+
+    module = sys.modules["torch.multiprocessing.spawn"]
+    begin_for_real = module.start_processes
+
+    @functools.wraps(begin_for_real)
+    def begin(fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, *others: Any, **named: Any) -> Any:
+        if nprocs != RANKS or multiprocessing.parent_process() is not None:
+            return begin_for_real(fn, args, nprocs, join, *others, **named)
+        fn(RANK, *args)
+        return None if join else Done()
+
+    module.start_processes = package.start_processes = begin
 
 
 def fake_store() -> Any:
