@@ -86,15 +86,64 @@ pub type DeviceResult<T> = Result<T, DeviceError>;
 
 /// Turns an error of the system into one of the device.
 pub(crate) fn system(call: &'static str) -> impl Fn(Errno) -> DeviceError {
-    move |error| DeviceError::Driver {
-        call,
-        code: error.raw_os_error(),
-        name: format!("{error:?}"),
-        text: match error {
-            Errno::MFILE => format!("{error}: raise the process's limit of descriptors (ulimit -n)"),
-            Errno::FBIG => format!("{error}: raise the process's limit of file sizes (ulimit -f)"),
-            _ => error.to_string(),
-        },
+    move |error| {
+        let code = error.raw_os_error();
+        // The system's own sentence, and not its number again.
+        let mut text = error.to_string().replace(&format!(" (os error {code})"), "");
+        if let Some(help) = what_to_do(error) {
+            text += &format!(": {help}");
+        }
+        DeviceError::Driver { call, code, name: name_of(error).to_owned(), text }
+    }
+}
+
+/// What helps against an error of the system.
+fn what_to_do(error: Errno) -> Option<&'static str> {
+    Some(match error {
+        Errno::MFILE => "raise the process's limit of descriptors (ulimit -n)",
+        Errno::NFILE => "raise the machine's limit of open files (sysctl fs.file-max)",
+        Errno::FBIG => "raise the process's limit of file sizes (ulimit -f)",
+        Errno::NOMEM => {
+            "free memory, or raise the process's limit (ulimit -v, the container's memory) or that of its mappings (sysctl \
+             vm.max_map_count)"
+        }
+        Errno::NOSPC => "free memory, or raise the container's: the file lies in memory",
+        Errno::AGAIN => "raise the process's limit of locked memory (ulimit -l), or try again",
+        Errno::PERM | Errno::ACCESS => {
+            "what confines this process (seccomp, SELinux, the container) refuses it: allow it there, or run outside"
+        }
+        Errno::NOSYS | Errno::OPNOTSUPP => {
+            "this kernel, or the sandbox around this process, lacks it: run outside"
+        }
+        _ => return None,
+    })
+}
+
+/// As the C library names it.
+fn name_of(error: Errno) -> &'static str {
+    match error {
+        Errno::PERM => "EPERM",
+        Errno::NOENT => "ENOENT",
+        Errno::IO => "EIO",
+        Errno::BADF => "EBADF",
+        Errno::AGAIN => "EAGAIN",
+        Errno::NOMEM => "ENOMEM",
+        Errno::ACCESS => "EACCES",
+        Errno::FAULT => "EFAULT",
+        Errno::BUSY => "EBUSY",
+        Errno::NODEV => "ENODEV",
+        Errno::INVAL => "EINVAL",
+        Errno::NFILE => "ENFILE",
+        Errno::MFILE => "EMFILE",
+        Errno::FBIG => "EFBIG",
+        Errno::NOSPC => "ENOSPC",
+        Errno::ROFS => "EROFS",
+        Errno::PIPE => "EPIPE",
+        Errno::NOSYS => "ENOSYS",
+        Errno::NOLCK => "ENOLCK",
+        Errno::OVERFLOW => "EOVERFLOW",
+        Errno::OPNOTSUPP => "EOPNOTSUPP",
+        _ => "errno",
     }
 }
 
@@ -106,5 +155,17 @@ mod tests {
     fn a_limit_of_the_process_says_what_to_raise() {
         assert!(system("open")(Errno::MFILE).to_string().contains("ulimit -n"));
         assert!(system("ftruncate")(Errno::FBIG).to_string().contains("ulimit -f"));
+    }
+
+    #[test]
+    fn an_error_of_the_system_is_one_sentence() {
+        let said = system("mmap")(Errno::NOMEM).to_string();
+        assert!(
+            said.starts_with("mmap failed: ENOMEM (12): Cannot allocate memory: free memory, or"),
+            "{said}"
+        );
+        // One that has no name here.
+        let said = system("mmap")(Errno::XDEV).to_string();
+        assert_eq!(said, "mmap failed: errno (18): Invalid cross-device link");
     }
 }
