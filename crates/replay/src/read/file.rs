@@ -5,7 +5,7 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
 use super::error::{FormatError, ReadError};
-use super::{millpond, pytorch, rmm, zstd};
+use super::{gzip, millpond, pytorch, rmm, zstd};
 use crate::pickle::Limits;
 use crate::trace::Trace;
 
@@ -80,8 +80,8 @@ pub fn read_from(source: &mut dyn BufRead, name: &str, limits: Limits) -> Result
 fn decompressed(file: impl Read + 'static) -> io::Result<Box<dyn BufRead>> {
     let mut source = BufReader::with_capacity(1 << 16, file);
     let start = source.fill_buf()?;
-    Ok(if start.starts_with(&[0x1f, 0x8b]) {
-        buffered(flate2::bufread::MultiGzDecoder::new(source))
+    Ok(if gzip::is_gzip(start) {
+        buffered(gzip::Members::new(source))
     } else if zstd::is_zstd(start) {
         buffered(zstd::Frames::new(source))
     } else {

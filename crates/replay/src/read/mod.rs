@@ -5,6 +5,7 @@
 
 mod error;
 mod file;
+mod gzip;
 mod labels;
 mod millpond;
 mod pytorch;
