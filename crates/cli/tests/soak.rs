@@ -38,4 +38,9 @@ fn a_program_is_run_again_by_number_or_from_a_file() {
     std::fs::write(dir.path().join("torn.json"), &program[..100]).unwrap();
     let said = stderr(&run("torn.json"));
     assert!(said.starts_with("millpond: torn.json: cannot read the program of a finding: EOF"), "{said}");
+    let said = stderr(&run("/dev/zero"));
+    assert!(
+        said.contains("/dev/zero: cannot read the program of a finding: it has more than 256 MiB"),
+        "{said}"
+    );
 }

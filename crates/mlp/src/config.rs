@@ -1,6 +1,8 @@
 //! The settings of a run: defaults, a TOML file, and flags over both.
 
 use std::fmt::Display;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use millpond::device::DeviceChoice;
@@ -94,7 +96,7 @@ impl Config {
     /// [`Error::Io`] where it cannot be read, [`Error::ConfigFile`] where it is no TOML, has an unknown key, or a value
     /// that makes no sense.
     pub fn read(file: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(file).map_err(|source| Error::Io {
+        let text = text_of(file).map_err(|source| Error::Io {
             path: file.to_owned(),
             action: "read the settings",
             source,
@@ -223,6 +225,18 @@ fn thousands(number: usize) -> impl Display {
     groups.join(",")
 }
 
+/// A device may be read without end.
+fn text_of(file: &Path) -> io::Result<String> {
+    /// More than any file of settings has.
+    const MOST_BYTES: u64 = 1 << 20;
+    let mut text = String::new();
+    if File::open(file)?.take(MOST_BYTES + 1).read_to_string(&mut text)? as u64 > MOST_BYTES {
+        let what = "it has more than 1 MiB: name a file of settings, in TOML";
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, what));
+    }
+    Ok(text)
+}
+
 /// The parser's message without its drawing, with the line and the key it is about.
 fn one_line(error: &toml::de::Error, text: &str) -> String {
     let mut message = error.message().trim().replace('\n', "; ");
@@ -255,6 +269,12 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
         Config::read(file.path()).unwrap_err().to_string().replace(&file.path().display().to_string(), "FILE")
+    }
+
+    #[test]
+    fn a_device_is_not_read_without_end() {
+        let error = Config::read(Path::new("/dev/zero")).unwrap_err().to_string();
+        assert!(error.starts_with("/dev/zero: cannot read the settings: it has more than 1 MiB"), "{error}");
     }
 
     #[test]

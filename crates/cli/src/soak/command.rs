@@ -1,5 +1,7 @@
 //! Runs random programs, or one of them again.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -114,6 +116,9 @@ fn in_words(report: &Report) -> String {
     text
 }
 
+/// More than the longest program has.
+const MOST_BYTES: u64 = 256 << 20;
+
 fn run_again(args: &SoakArgs, path: &Path) -> Result<()> {
     let failed =
         |source| Error::Io { path: path.to_owned(), action: "read the program of a finding", source };
@@ -123,7 +128,13 @@ fn run_again(args: &SoakArgs, path: &Path) -> Result<()> {
         };
         repeat_number(&options(args), number)
     } else {
-        let text = std::fs::read(path).map_err(failed)?;
+        let mut text = Vec::new();
+        // A device may be read without end.
+        let read = File::open(path).and_then(|file| file.take(MOST_BYTES + 1).read_to_end(&mut text));
+        if read.map_err(failed)? as u64 > MOST_BYTES {
+            let what = "it has more than 256 MiB: this is no program of a finding";
+            return Err(failed(std::io::Error::new(std::io::ErrorKind::FileTooLarge, what)));
+        }
         let program: Program = serde_json::from_slice(&text).map_err(|error| failed(error.into()))?;
         repeat(&program)
     };
