@@ -7,6 +7,7 @@ mod command;
 mod environment;
 mod interrupt;
 mod manual;
+mod metrics;
 mod operate;
 mod pages;
 mod plan;

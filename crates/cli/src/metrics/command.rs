@@ -1,0 +1,86 @@
+//! Looks at the pools, and writes what was seen or answers with it.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use super::args::MetricsArgs;
+use super::server::{Request, Server};
+use crate::error::{Error, Result};
+use crate::live::{Sight, Watch, prometheus};
+use crate::outputs::Output;
+use crate::terminal::{Interrupt, answer, remark, say};
+
+/// How soon a signal is noticed.
+const TICK: Duration = Duration::from_millis(100);
+
+/// How often an exporter looks where nobody asks, so that what a short job ran out of is said, and its labels are known.
+const EACH: Duration = Duration::from_secs(5);
+
+/// Runs the command.
+pub(crate) fn run(args: &MetricsArgs) -> Result<()> {
+    if let Some(address) = &args.listen {
+        return listen(address.resolve(args.allow_remote), args.allow_remote);
+    }
+    let (watch, interrupt) = (Watch::new(), args.interval.map(|_| Interrupt::watch()));
+    loop {
+        let file = args.textfile.as_deref().map(Output::open).transpose()?;
+        let sight = watch.look()?;
+        let text = prometheus::text(&sight);
+        match file {
+            Some(file) => file.write(&text)?,
+            None => answer(text.trim_end()),
+        }
+        let Some((interval, interrupt)) = args.interval.zip(interrupt.as_ref()) else { return Ok(()) };
+        say_events(&sight);
+        if !interrupt.sleep(interval) {
+            return Ok(());
+        }
+    }
+}
+
+/// Who ran out of memory since the last look.
+fn say_events(sight: &Sight) {
+    sight.errors.events.iter().for_each(|event| remark(&format!("millpond: {event}")));
+}
+
+fn listen(address: SocketAddr, allow_remote: bool) -> Result<()> {
+    if !address.ip().is_loopback() && !allow_remote {
+        let why = "other machines could read the names of your programs there; use 127.0.0.1, or add --allow-remote";
+        return Err(Error::Usage(format!("--listen {address}: {why}")));
+    }
+    let failed = |source| Error::Io { path: address.to_string().into(), action: "listen there", source };
+    let server = Server::listen(address).map_err(failed)?;
+    say(&format!("listening: http://{}/metrics", server.address()));
+    let (watch, interrupt) = (Watch::new(), Interrupt::watch());
+    let mut looked = None;
+    while interrupt.signal().is_none() {
+        // What happens is said also where nobody asks.
+        if looked.is_none_or(|at: Instant| at.elapsed() >= EACH) {
+            looked = Some(Instant::now());
+            if let Ok(sight) = watch.look() {
+                say_events(&sight);
+            }
+        }
+        if let Some(request) = server.request(TICK) {
+            let (status, text) = reply(&request, &watch);
+            request.answer(status, text);
+        }
+    }
+    Ok(())
+}
+
+/// A status, and a text.
+fn reply(request: &Request, watch: &Watch) -> (u16, String) {
+    match (request.method.as_str(), request.path.as_str()) {
+        ("GET" | "HEAD", "/metrics") => match watch.look() {
+            Ok(sight) => {
+                say_events(&sight);
+                (200, prometheus::text(&sight))
+            }
+            Err(error) => (503, format!("{error}\n")),
+        },
+        ("GET" | "HEAD", "/healthz") => (200, "ok\n".to_owned()),
+        ("GET" | "HEAD", _) => (404, "see /metrics\n".to_owned()),
+        _ => (405, "only GET\n".to_owned()),
+    }
+}
