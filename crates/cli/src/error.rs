@@ -84,8 +84,10 @@ pub(crate) enum Error {
          `scripts/run-library` before `maturin build`; {variable} names it elsewhere"
     )]
     NoLibraryInPackage { name: &'static str, variable: &'static str },
-    #[error("{variable} names {}, which is not there", path.display())]
+    #[error("{variable} names {}, which is {}", path.display(), if path.exists() { "no file" } else { "not there" })]
     NoLibraryThere { variable: &'static str, path: PathBuf },
+    #[error("{} is damaged or no library: `cargo build --release -p {made_by}` makes it anew", path.display())]
+    NoElf { path: PathBuf, made_by: &'static str },
     /// What a program does that cannot be predicted, with what to do about it.
     #[error("{0}")]
     NotPredicted(String),

@@ -1,5 +1,6 @@
 //! Where a library lies that is preloaded: beside the command, in `../lib`, or where a variable says.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
@@ -26,7 +27,7 @@ impl Library {
         let Self { name, variable, made_by } = self;
         let asked = std::env::var_os(variable).filter(|path| !path.is_empty()).map(PathBuf::from);
         let found = match &asked {
-            Some(asked) => asked.exists().then(|| asked.clone()),
+            Some(asked) => asked.is_file().then(|| asked.clone()),
             None => self.beside_the_command(),
         };
         let Some(found) = found.and_then(|path| path.canonicalize().ok()) else {
@@ -46,6 +47,10 @@ impl Library {
             );
             return Err(Error::Usage(why));
         }
+        // The dynamic linker would go on without it, and so without its limit.
+        if !is_elf(&found) {
+            return Err(Error::NoElf { path: found, made_by });
+        }
         Ok(found)
     }
 
@@ -55,4 +60,12 @@ impl Library {
         let places = [folder.join(self.name), folder.join("../lib").join(self.name)];
         places.into_iter().find(|path| Path::exists(path))
     }
+}
+
+/// Whether it begins as a library of a 64-bit machine does.
+fn is_elf(library: &Path) -> bool {
+    const BEGINNING: [u8; 5] = *b"\x7fELF\x02";
+    let mut begins = [0; BEGINNING.len()];
+    std::fs::File::open(library).and_then(|mut file| file.read_exact(&mut begins)).is_ok()
+        && begins == BEGINNING
 }

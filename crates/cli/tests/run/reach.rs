@@ -128,6 +128,14 @@ fn a_missing_library_is_one_clear_sentence() {
     );
     let said = without("site-packages/millpond/_run/libmillpond_run.so");
     assert!(said.starts_with("libmillpond_run.so is not in this Python package: `pip install"), "{said}");
+    let said = without("");
+    assert!(said.ends_with(", which is no file"), "{said}");
+    std::fs::write(alone.path().join("cut.so"), "\x7fEL").unwrap();
+    let said = without("cut.so");
+    assert!(
+        said.contains("cut.so is damaged or no library: `cargo build --release -p millpond-run`"),
+        "{said}"
+    );
     let spaced = alone.path().join("a b.so");
     std::fs::write(&spaced, "").unwrap();
     std::fs::set_permissions(&spaced, std::fs::Permissions::from_mode(0o755)).unwrap();
