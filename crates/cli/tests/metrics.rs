@@ -3,9 +3,18 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::shared::command;
+
+/// Waits until it is so, for at most 20 seconds.
+fn until(mut it_is: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !it_is() {
+        assert!(began.elapsed() < Duration::from_secs(20), "it took too long");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
 
 /// Until the server closes the connection, or there is none.
 fn asked(address: &str, request: &str) -> String {
@@ -42,4 +51,25 @@ fn a_client_ends_no_server_and_keeps_it_from_nobody() {
     assert_eq!(server.try_wait().unwrap(), None);
     server.kill().unwrap();
     server.wait().unwrap();
+}
+
+#[test]
+fn a_file_that_cannot_be_written_for_a_while_is_written_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("collected");
+    let file = folder.join("millpond.prom");
+    let mut exporter = command();
+    exporter.args(["metrics", "--interval", "50ms", "--textfile"]).arg(&file).stderr(Stdio::piped());
+    std::fs::create_dir(&folder).unwrap();
+    let mut exporter = exporter.spawn().unwrap();
+    until(|| file.exists());
+    let mut said = BufReader::new(exporter.stderr.take().unwrap()).lines();
+    // It may be written between.
+    until(|| std::fs::remove_dir_all(&folder).is_ok());
+    let line = said.next().unwrap().unwrap();
+    assert!(line.contains("cannot write it: ") && line.ends_with("; it is tried again and again"), "{line}");
+    std::fs::create_dir(&folder).unwrap();
+    until(|| file.exists());
+    exporter.kill().unwrap();
+    exporter.wait().unwrap();
 }

@@ -22,20 +22,41 @@ pub(crate) fn run(args: &MetricsArgs) -> Result<()> {
         return listen(address.resolve(args.allow_remote), args.allow_remote);
     }
     let (watch, interrupt) = (Watch::new(), args.interval.map(|_| Interrupt::watch()));
+    let (mut has_written, mut has_failed) = (false, false);
     loop {
-        let file = args.textfile.as_deref().map(Output::open).transpose()?;
-        let sight = watch.look()?;
-        let text = prometheus::text(&sight);
-        match file {
-            Some(file) => file.write(&text)?,
-            None => answer(text.trim_end()),
+        match write(args, &watch) {
+            Ok(sight) => {
+                (has_written, has_failed) = (true, false);
+                if args.interval.is_some() {
+                    say_events(&sight);
+                }
+            }
+            // A disk that is full for a while ends no exporter.
+            Err(error) if has_written => {
+                if !has_failed {
+                    remark(&format!("millpond: {}; it is tried again and again", error.worded()));
+                }
+                has_failed = true;
+            }
+            Err(error) => return Err(error),
         }
         let Some((interval, interrupt)) = args.interval.zip(interrupt.as_ref()) else { return Ok(()) };
-        say_events(&sight);
         if !interrupt.sleep(interval) {
             return Ok(());
         }
     }
+}
+
+/// Looks, and writes what was seen.
+fn write(args: &MetricsArgs, watch: &Watch) -> Result<Sight> {
+    let file = args.textfile.as_deref().map(Output::open).transpose()?;
+    let sight = watch.look()?;
+    let text = prometheus::text(&sight);
+    match file {
+        Some(file) => file.write(&text)?,
+        None => answer(text.trim_end()),
+    }
+    Ok(sight)
 }
 
 /// Who ran out of memory since the last look.
