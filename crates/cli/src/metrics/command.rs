@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use hyper::{Method, StatusCode};
+
 use super::args::MetricsArgs;
 use super::server::{Request, Server};
 use crate::error::{Error, Result};
@@ -91,17 +93,19 @@ fn listen(address: SocketAddr, allow_remote: bool) -> Result<()> {
 }
 
 /// A status, and a text.
-fn reply(request: &Request, watch: &Watch) -> (u16, String) {
-    match (request.method.as_str(), request.path.as_str()) {
-        ("GET" | "HEAD", "/metrics") => match watch.look() {
+fn reply(request: &Request, watch: &Watch) -> (StatusCode, String) {
+    if request.method != Method::GET && request.method != Method::HEAD {
+        return (StatusCode::METHOD_NOT_ALLOWED, "only GET\n".to_owned());
+    }
+    match request.path.as_str() {
+        "/metrics" => match watch.look() {
             Ok(sight) => {
                 say_events(&sight);
-                (200, prometheus::text(&sight))
+                (StatusCode::OK, prometheus::text(&sight))
             }
-            Err(error) => (503, format!("{error}\n")),
+            Err(error) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
         },
-        ("GET" | "HEAD", "/healthz") => (200, "ok\n".to_owned()),
-        ("GET" | "HEAD", _) => (404, "see /metrics\n".to_owned()),
-        _ => (405, "only GET\n".to_owned()),
+        "/healthz" => (StatusCode::OK, "ok\n".to_owned()),
+        _ => (StatusCode::NOT_FOUND, "see /metrics\n".to_owned()),
     }
 }

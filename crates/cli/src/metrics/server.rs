@@ -1,25 +1,38 @@
 //! A server of HTTP for scrapers: short requests, and one answer for each connection.
 //!
-//! A thread listens, and each connection has one of its own, which reads the request and sends the answer. So nobody who sends
-//! slowly, too much or nothing keeps others waiting. What the answer is, the thread decides that takes requests with
-//! [`Server::request`].
+//! hyper speaks the protocol, on a thread of its own. So nobody who sends slowly, too much or nothing keeps others waiting. What
+//! the answer is, the thread decides that takes requests with [`Server::request`].
 
-use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, oneshot};
+use tokio::time::{sleep, timeout};
 
 /// Connections at once; more wait with the system.
 const MOST_CONNECTIONS: usize = 64;
 /// Of a request's head, in bytes, as other servers have it.
 const MOST_HEAD: usize = 8 << 10;
-/// For the request, and for each part of the answer to be taken.
+/// For the head of the request.
 const WITHIN: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 5 });
-/// For what a client still sends while it gets its answer.
-const LINGER: Duration = Duration::from_millis(500);
+/// For all of a connection: who does not take the answer by then goes without.
+const LONGEST: Duration = Duration::from_secs(30);
 /// Before a connection is taken again, where the process has no descriptor left for one.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Of the text (see `live/prometheus.rs`).
+const TEXT: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
 
 pub(super) struct Server {
     address: SocketAddr,
@@ -28,25 +41,18 @@ pub(super) struct Server {
 
 /// What a client asks for.
 pub(super) struct Request {
-    pub(super) method: String,
-    /// Without what follows a `?`.
+    pub(super) method: Method,
     pub(super) path: String,
-    answer: SyncSender<Answer>,
-}
-
-/// A status, and a text.
-#[derive(Debug)]
-struct Answer {
-    status: u16,
-    text: String,
+    answer: oneshot::Sender<(StatusCode, String)>,
 }
 
 impl Server {
-    pub(super) fn listen(address: impl ToSocketAddrs) -> io::Result<Self> {
-        let listener = TcpListener::bind(address)?;
+    pub(super) fn listen(address: SocketAddr) -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let listener = runtime.block_on(TcpListener::bind(address))?;
         let address = listener.local_addr()?;
         let (taken, requests) = channel();
-        std::thread::Builder::new().spawn(move || accept(&listener, &taken))?;
+        std::thread::Builder::new().spawn(move || runtime.block_on(accept(listener, taken)))?;
         Ok(Self { address, requests })
     }
 
@@ -63,159 +69,65 @@ impl Server {
 
 impl Request {
     /// Who asked may be gone.
-    pub(super) fn answer(self, status: u16, text: String) {
-        self.answer.try_send(Answer { status, text }).ok();
+    pub(super) fn answer(self, status: StatusCode, text: String) {
+        self.answer.send((status, text)).ok();
     }
 }
 
 /// Takes connections until the process ends.
-fn accept(listener: &TcpListener, requests: &Sender<Request>) {
-    // Each connection holds a clone.
-    let open = Arc::new(());
-    loop {
-        if Arc::strong_count(&open) > MOST_CONNECTIONS {
-            std::thread::sleep(PAUSE);
-            continue;
-        }
-        let Ok((connection, _)) = listener.accept() else {
-            std::thread::sleep(PAUSE);
+async fn accept(listener: TcpListener, requests: Sender<Request>) {
+    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    while let Ok(place) = places.clone().acquire_owned().await {
+        let Ok((connection, _)) = listener.accept().await else {
+            sleep(PAUSE).await;
             continue;
         };
-        let (requests, open) = (requests.clone(), open.clone());
-        // Without a thread for it, it is closed.
-        let served = std::thread::Builder::new().spawn(move || {
-            serve(connection, &requests).ok();
-            drop(open);
+        let requests = requests.clone();
+        tokio::spawn(async move {
+            timeout(LONGEST, serve(connection, requests)).await.ok();
+            drop(place);
         });
-        drop(served);
     }
 }
 
 /// Reads a request, and sends the answer.
-fn serve(mut connection: TcpStream, requests: &Sender<Request>) -> io::Result<()> {
-    connection.set_write_timeout(Some(WITHIN))?;
-    let head = read_head(&mut connection)?;
-    let is_head = head.method == "HEAD";
-    let answer = match head.status {
-        Some(status) => Answer { status, text: format!("{}\n", reason(status)) },
-        None => {
-            let (answer, answered) = sync_channel(1);
-            let request = Request { method: head.method, path: head.path, answer };
-            // The command ends.
-            let gone = |_| ErrorKind::BrokenPipe;
-            requests.send(request).map_err(|_| ErrorKind::BrokenPipe)?;
-            answered.recv().map_err(gone)?
+async fn serve(connection: TcpStream, requests: Sender<Request>) {
+    let service = service_fn(|asked: hyper::Request<Incoming>| {
+        let (answer, answered) = oneshot::channel();
+        let path = asked.uri().path().to_owned();
+        requests.send(Request { method: asked.method().clone(), path, answer }).ok();
+        async move {
+            // The command ends: nobody answers.
+            let (status, text) = answered.await.unwrap_or((StatusCode::SERVICE_UNAVAILABLE, String::new()));
+            let mut response = Response::new(Full::new(Bytes::from(text)));
+            *response.status_mut() = status;
+            response.headers_mut().insert(CONTENT_TYPE, TEXT);
+            Ok::<_, Infallible>(response)
         }
-    };
-    let Answer { status, text } = answer;
-    let begin = format!(
-        "{} {status} {}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-        head.version,
-        reason(status),
-        text.len()
-    );
-    connection.write_all(begin.as_bytes())?;
-    if !is_head {
-        connection.write_all(text.as_bytes())?;
-    }
-    linger(&mut connection)
-}
-
-/// The type of the text (see `live/prometheus.rs`).
-const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-
-fn reason(status: u16) -> &'static str {
-    match status {
-        200 => "OK",
-        400 => "Bad Request",
-        404 => "Not Found",
-        405 => "Method Not Allowed",
-        408 => "Request Timeout",
-        431 => "Request Header Fields Too Large",
-        503 => "Service Unavailable",
-        _ => "",
-    }
-}
-
-/// The first line of a request.
-struct Head {
-    /// Of what could not be read.
-    status: Option<u16>,
-    method: String,
-    path: String,
-    version: &'static str,
-}
-
-fn read_head(connection: &mut TcpStream) -> io::Result<Head> {
-    let until = Instant::now() + WITHIN;
-    let (mut head, mut part) = (Vec::new(), [0; 1024]);
-    let refused = |status| Head {
-        status: Some(status),
-        method: String::new(),
-        path: String::new(),
-        version: "HTTP/1.1",
-    };
-    while !is_whole(&head) {
-        if head.len() > MOST_HEAD {
-            return Ok(refused(431));
-        }
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Ok(refused(408));
-        }
-        connection.set_read_timeout(Some(left))?;
-        match connection.read(&mut part) {
-            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-            Ok(read) => head.extend_from_slice(&part[..read]),
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(parsed(&head).unwrap_or_else(|| refused(400)))
-}
-
-/// Whether an empty line is there. Some clients end lines without a carriage return.
-fn is_whole(head: &[u8]) -> bool {
-    head.windows(4).any(|bytes| bytes == b"\r\n\r\n") || head.windows(2).any(|bytes| bytes == b"\n\n")
-}
-
-/// `GET /metrics?x HTTP/1.1`; nothing else of a request decides what is answered.
-fn parsed(head: &[u8]) -> Option<Head> {
-    let line = std::str::from_utf8(head.split(|byte| *byte == b'\n').next()?).ok()?;
-    let words: Vec<_> = line.trim_end_matches('\r').split(' ').collect();
-    let [method, path, version] = words[..] else { return None };
-    let version = match version {
-        "HTTP/1.0" => "HTTP/1.0",
-        version if version.starts_with("HTTP/1.") => "HTTP/1.1",
-        _ => return None,
-    };
-    let path = path.split('?').next().unwrap_or_default().to_owned();
-    Some(Head { status: None, method: method.to_owned(), path, version })
-}
-
-/// Takes what the client still sends: a connection that is closed before is reset, and the answer may be lost.
-fn linger(connection: &mut TcpStream) -> io::Result<()> {
-    connection.shutdown(Shutdown::Write)?;
-    connection.set_read_timeout(Some(LINGER))?;
-    let (until, mut part) = (Instant::now() + LINGER, [0; 1024]);
-    while Instant::now() < until && connection.read(&mut part)? > 0 {}
-    Ok(())
+    });
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(WITHIN).max_buf_size(MOST_HEAD).keep_alive(false);
+    // Who asked may be gone.
+    http.serve_connection(TokioIo::new(connection), service).await.ok();
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+    use std::time::Instant;
+
     use super::*;
 
     /// A server that answers with the path, for as long as the test runs.
     fn server() -> SocketAddr {
-        let server = Server::listen("127.0.0.1:0").unwrap();
+        let server = Server::listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = server.address();
         std::thread::spawn(move || {
             loop {
                 if let Some(request) = server.request(WITHIN) {
                     let text = format!("{} {}", request.method, request.path);
-                    request.answer(200, text);
+                    request.answer(StatusCode::OK, text);
                 }
             }
         });
@@ -239,7 +151,7 @@ mod tests {
         assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\nGET /a"), "{answer}");
         assert!(asked(at, b"GET /a HTTP/1.0\n\n").starts_with("HTTP/1.0 200 OK\r\n"));
         let answer = asked(at, b"HEAD /a HTTP/1.1\r\n\r\n");
-        assert!(answer.contains("Content-Length: 7\r\n") && answer.ends_with("\r\n\r\n"), "{answer}");
+        assert!(answer.contains("content-length: 7\r\n") && answer.ends_with("\r\n\r\n"), "{answer}");
     }
 
     #[test]
@@ -253,10 +165,11 @@ mod tests {
             (b"\0\0\0\0\r\n\r\n", "400"),
             (b"\x16\x03\x01\xff\n\n", "400"),
             (b"GET /a HTTP/2\r\n\r\n", "400"),
-            (b"\r\n\r\n", "400"),
+            (b"GET /a HTTP/1.1 x\r\n\r\n", "400"),
             (&endless, "431"),
         ] {
             let answer = asked(at, request);
+            println!("{answer}");
             // What was sent beyond the answer may have the connection reset.
             assert!(
                 answer.starts_with(&format!("HTTP/1.1 {status} ")) || request.len() > MOST_HEAD,
@@ -273,7 +186,7 @@ mod tests {
         let began = Instant::now();
         assert!(asked(at, b"GET /a HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200"));
         assert!(began.elapsed() < WITHIN);
-        // They are told, and their places are free again.
+        // Their places are free again.
         let more: Vec<_> = (0..8).map(|_| TcpStream::connect(at).unwrap()).collect();
         assert!(asked(at, b"GET /a HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200"));
         drop((idle, more));
