@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_predict import PYTHON, of, predict, pytestmark, rank_of_program
@@ -145,3 +146,33 @@ assert 2 * 4 * times * texts * (2 * longest + 1) < taken < 20 << 20, taken
 """
     remarks = rank_of_program(tmp_path, program)["remarks"]
     assert any("ctc_loss() was not measured" in remark for remark in remarks), remarks
+
+
+RECURRENT = """
+import torch
+from torch.nn.utils.rnn import pack_padded_sequence
+batch, times, inside, hidden, layers, both, packed = {sizes}
+layer = torch.nn.{kind}(inside, hidden, layers, bidirectional=both, batch_first=True).cuda()
+x = torch.randn(batch, times, inside, device="cuda", requires_grad=True)
+given = pack_padded_sequence(x, [times] * batch, batch_first=True) if packed else x
+before = torch.cuda.memory_allocated()
+torch.cuda.reset_peak_memory_stats()
+result = layer(given)
+print("taken", torch.cuda.max_memory_allocated() - before)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "measured"),
+    # On an H200: outputs, what is kept, and the workspace, over the gates.
+    [
+        ("LSTM", (128, 200, 304, 256, 2, True, True), (0.25 + 1.732 + 2.75) * 209_715_200),
+        ("LSTM", (64, 100, 256, 512, 2, False, False), (0.125 + 0.25 + 2.025 + 2.75) * 52_428_800),
+        ("GRU", (64, 100, 256, 512, 1, False, True), (0.333 + 1.343 + 2.0) * 39_321_600),
+    ],
+)
+def test_recurrent_layers_take_what_was_measured(kind: str, sizes: tuple[Any, ...], measured: float) -> None:
+    done = of(RECURRENT.format(kind=kind, sizes=sizes))
+    assert done.returncode == 0, done.stderr
+    taken = int(done.stderr.split("taken ")[1].split()[0])
+    assert abs(taken / measured - 1) < 0.02, taken / measured

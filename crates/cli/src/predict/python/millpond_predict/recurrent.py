@@ -20,9 +20,11 @@ KEPT = {True: 6, False: 5}
 #: The state of random numbers for dropout on an H100: 24 bytes for each thread that it runs at once.
 DROPOUT_STATE = 132 * 2048 * 24
 
-#: Measured workspaces over the gates in float32: of one layer, of more, and of those that run both ways.
-#: Those of a GRU are as of layers that run both ways.
-WORKSPACES = {False: (2.0, 2.65, 2.2), True: (3.15, 1.65, 1.65)}
+#: What each layer and way takes besides.
+OF_EACH = 8 << 20
+
+#: Of an LSTM of one layer and one way in float16, over its gates: measured where 512 values are hidden, and not where 256 are.
+LSTM_IN_HALF, FROM_HIDDEN = 6.3, 512
 
 
 def flat_weights(
@@ -47,13 +49,18 @@ def dropout_state(dropout: float, train: bool, seed: int, **where: Any) -> Any:
 class Layers:
     """The sizes of one call."""
 
-    def __init__(self, input: Any, mode: int, hidden: int, projected: int, layers: int, both_ways: bool, batches: Any) -> None:
+    def __init__(
+        self, input: Any, mode: int, hidden: int, projected: int, layers: int, both_ways: bool, batches: Any, batch_first: bool
+    ) -> None:
         self.directions = 2 if both_ways else 1
         #: Places of all sequences.
         self.places = input.shape[0] if batches else input.shape[0] * input.shape[1]
+        self.is_packed = bool(batches)
+        #: Sequences at once.
+        self.batch = int(batches[0]) if batches else input.shape[0 if batch_first else 1]
         self.outside = (projected or hidden) * self.directions
         self.mode, self.hidden, self.layers = mode, hidden, layers
-        self.is_half = input.element_size() == 2
+        self.inside, self.element = input.shape[-1], input.element_size()
 
     def kept(self, input: Any, dropout: float) -> int:
         layer = self.places * self.hidden * self.directions
@@ -62,10 +69,21 @@ class Layers:
         times = KEPT[self.mode == GRU] * self.layers + self.layers - 1
         return int(layer * times * input.element_size() + dropped + 256)
 
-    def workspace(self) -> int:
-        one, more, both_ways = WORKSPACES[self.is_half]
-        times = both_ways if self.directions == 2 or self.mode == GRU else more if self.layers > 1 else one
-        return int(self.places * GATES[self.mode] * self.hidden * self.directions * 4 * times)
+    def workspace(self, weights: Any) -> int:
+        """The gates, the outputs of both ways twice, and the weights once: as measured (``docs/lab/predict.md``)."""
+        outputs = self.places * self.hidden * self.directions * self.element
+        gates = GATES[self.mode] * outputs
+        taken = gates + (2 * outputs if self.directions == 2 else 0) + weights.numel() * self.element
+        of_each = OF_EACH + (GATES[self.mode] + 2) * self.batch * self.hidden * self.element
+        taken += self.layers * self.directions * of_each
+        if not self.is_packed:
+            # Its own copies of what goes in and comes out. Those of a GRU took up to one more.
+            copied = self.inside, self.outside
+            taken += self.places * self.element * (sum(copied) + (max(copied) if self.mode == GRU else 0))
+            is_alone = self.layers * self.directions == 1
+            if self.mode == LSTM and self.element == 2 and is_alone and self.hidden >= FROM_HIDDEN:
+                taken = max(taken, LSTM_IN_HALF * gates)
+        return int(taken)
 
 
 def forward(working_in: Any) -> Any:
@@ -76,12 +94,12 @@ def forward(working_in: Any) -> Any:
         if buffer is None:
             # Where the weights lie in one buffer, it is this one.
             buffer = torch.empty(0, dtype=weights[0].dtype, device=input.device).set_(weights[0].untyped_storage())
-        sizes = Layers(input, mode, hidden, projected, layers, both_ways, batches)
+        sizes = Layers(input, mode, hidden, projected, layers, both_ways, batches, batch_first)
         lasting = input.transpose(0, 1).contiguous() if batch_first and not batches else input.contiguous()
         output = torch.empty((*lasting.shape[:-1], sizes.outside), dtype=input.dtype, device=input.device)
         last_state = torch.empty_like(state)
         last_cells = torch.empty_like(cells) if cells is not None else torch.empty(0, device=input.device)
-        with working_in(sizes.workspace(), input.device):
+        with working_in(sizes.workspace(buffer), input.device):
             kept = torch.empty(sizes.kept(input, dropout) if train else 0, dtype=torch.uint8, device=input.device)
         if batch_first and not batches:
             output = output.transpose(0, 1)
@@ -96,7 +114,7 @@ def backward(work_in: Any) -> Any:
         of_cells: Any, mode: int, hidden: int, projected: int, layers: int, batch_first: bool, dropout: float, train: bool,
         both_ways: bool, batches: Any, dropout_state: Any, kept: Any, wanted: Any,
     ) -> Any:  # fmt: skip
-        sizes = Layers(input, mode, hidden, projected, layers, both_ways, batches)
+        sizes = Layers(input, mode, hidden, projected, layers, both_ways, batches, batch_first)
         turned = batch_first and not batches
 
         def in_order(tensor: Any) -> Any:
@@ -108,11 +126,11 @@ def backward(work_in: Any) -> Any:
         lasting, of_outputs = in_order(input), in_order(of_output) if of_output is not None else None
         of_input = torch.empty_like(lasting)
         gradients = [torch.empty_like(part) if part is not None else None for part in (state, cells)]
-        work_in(sizes.workspace(), input.device)
+        work_in(sizes.workspace(buffer), input.device)
         del lasting, of_outputs
         # The gradients of the weights are a second call.
         lasting, flat = in_order(input), torch.zeros_like(buffer)
-        work_in(sizes.workspace(), input.device)
+        work_in(sizes.workspace(buffer), input.device)
         del lasting, unused
         parts, at = [], 0
         for weight in weights:
