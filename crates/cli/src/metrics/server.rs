@@ -169,12 +169,9 @@ mod tests {
             (&endless, "431"),
         ] {
             let answer = asked(at, request);
-            println!("{answer}");
-            // What was sent beyond the answer may have the connection reset.
-            assert!(
-                answer.starts_with(&format!("HTTP/1.1 {status} ")) || request.len() > MOST_HEAD,
-                "{answer}"
-            );
+            // What is sent beyond the answer may have the connection reset, and the answer lost.
+            let is_lost = request.len() > MOST_HEAD && answer.is_empty();
+            assert!(is_lost || answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
         }
         assert!(asked(at, b"GET /a HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200"));
     }

@@ -90,7 +90,7 @@ def begin_whole_numbers() -> None:
             return 0
         where, is_own = place()
         if is_own and of_a_check(where) is None and is_counted():
-            ANSWER.remark(f"{where}: a value of the card is answered by 1")
+            ANSWER.remark(f"{where}: a value of the card is answered by 1; what becomes a size of it is wrong")
             return 1
         return whole(tensor)
 
