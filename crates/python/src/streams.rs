@@ -87,6 +87,23 @@ impl Streams {
         unsafe { self.find_slow(handle) }
     }
 
+    /// The stream to free a block on that was allocated on this handle's. Where that stream ended with its context (a green one,
+    /// say), this waits for the GPU: then nobody uses the block any more, and any stream will do.
+    ///
+    /// # Safety
+    /// The handle is null, or was a live stream of the device when the block was allocated.
+    #[inline]
+    pub(crate) unsafe fn find_to_free(&'static self, handle: u64) -> Result<Found<'static>> {
+        // SAFETY: the driver knows the handles of streams whose context it destroyed, and says so.
+        unsafe { self.find(handle) }.or_else(|failure| self.any_after_a_wait(failure))
+    }
+
+    #[cold]
+    fn any_after_a_wait(&'static self, failure: Failure) -> Result<Found<'static>> {
+        // An error of the GPU's is told as it came first.
+        self.context.synchronize().map(|()| Found::Known(&self.default)).map_err(|_| failure)
+    }
+
     /// The stream that a handle means, whose owner may destroy it after the call: fast where it was promised that it
     /// [stays](Self::keep).
     ///

@@ -21,7 +21,7 @@ pub(super) enum Promise {
     /// Until its [registrations](super::RegisteredStream) have ended. Against its owner's promise, it may be another stream's
     /// by then.
     WhileRegistered,
-    /// Until the last clone of what was returned for it is gone.
+    /// Until the last clone of what was returned for it is gone. Against its owner's promise, it may be another stream's by then.
     UntilDropped,
     /// Until the thread ends whose default stream it is, and on that thread only. What it frees to the pool is closed at once, since
     /// no other thread can mark the stream. What it caches is closed when the thread next marks the stream, or ends.
@@ -268,13 +268,18 @@ impl Timeline {
     /// anything about ticks, and it must not wait for work outside of the capture. `presented` as for [`mark`](Self::mark);
     /// `None` for a stream that cannot be asked.
     pub(crate) fn is_captured(&self, presented: bool) -> DeviceResult<Option<bool>> {
-        self.if_usable(&self.state.lock(), presented).map(|handle| self.captures(handle)).transpose()
+        self.if_usable(&self.state.lock(), presented).map_or(Ok(None), |handle| self.captures(handle))
     }
 
-    /// Whether this stream is being captured, whose handle is [usable](Self::usable_handle).
-    fn captures(&self, handle: StreamHandle) -> DeviceResult<bool> {
+    /// Whether this stream is being captured, whose handle is [usable](Self::usable_handle). `None` where the device knows no
+    /// such stream: it ended with its context (a green one, say). A wait for the device then tells of its work, and nothing else.
+    fn captures(&self, handle: StreamHandle) -> DeviceResult<Option<bool>> {
         // SAFETY: the stream is valid, since `usable_handle` said so within the lock.
-        Ok(unsafe { self.events.device.capture_of(handle) }?.is_some())
+        match unsafe { self.events.device.capture_of(handle) } {
+            Ok(capture) => Ok(Some(capture.is_some())),
+            Err(DeviceError::Invalid { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// The stream's handle, if it can be used by a caller that has the stream in hand or not.
@@ -292,7 +297,7 @@ impl Timeline {
     pub(super) unsafe fn record(&self, event: EventHandle) -> DeviceResult<Fence> {
         let state = self.state.lock();
         let handle = self.usable_handle(state.is_retired)?;
-        if self.captures(handle)? {
+        if self.captures(handle)? == Some(true) {
             // SAFETY: the stream is valid, as `usable_handle` says within the lock. The event is the caller's promise.
             unsafe { self.events.device.record_event(event, handle) }?;
             return Ok(Fence::empty());
@@ -374,7 +379,7 @@ impl Timeline {
         }
         let Some(handle) = self.if_usable(state, presented) else { return Ok(false) };
         // The mark would be a node of the graph, and whoever waited for it part of the capture.
-        if self.captures(handle)? {
+        if self.captures(handle)? != Some(false) {
             return Ok(false);
         }
         let refused = no_memory(state.marks.len());
@@ -386,7 +391,7 @@ impl Timeline {
         let recorded = unsafe { self.close_tick(state, event.event().handle, handle) };
         // Whoever has the stream in hand may have begun a capture since. The event is then of the capture, which
         // that does not hurt, but to ask or to wait for it would.
-        if !presented && !matches!(self.captures(handle), Ok(false)) {
+        if !presented && !matches!(self.captures(handle), Ok(Some(false))) {
             event.spoil();
             return Ok(false);
         }
@@ -463,7 +468,7 @@ impl Timeline {
     fn is_idle(&self, state: &TimelineState) -> DeviceResult<bool> {
         let Some(handle) = self.if_usable(state, false) else { return Ok(false) };
         // Within the lock: see `let_calls_end`.
-        if self.events.is_capturing() || self.captures(handle)? {
+        if self.events.is_capturing() || self.captures(handle)? != Some(false) {
             return Ok(false);
         }
         let tick = self.turn();
@@ -474,7 +479,7 @@ impl Timeline {
                 Ok(true)
             }
             // It began since, and nobody told the pools before.
-            Err(error) if self.captures(handle) == Ok(true) => {
+            Err(error) if self.captures(handle) == Ok(Some(true)) => {
                 log!(
                     WARN,
                     "a capture was ended by a question to its stream; tell the pool before it begins",
@@ -523,15 +528,13 @@ impl Timeline {
                 "it is another thread's default stream; use it on that thread, or synchronise the device",
             );
         }
-        // Foreign streams are presented by callers who promise that they are alive, but may have been recycled in
-        // between. So may registered ones, against their owner's promise; their calls to the device are few. (One that
-        // was met in a capture is kept by the capture's route until its end, and is known by its handle. So is one that
-        // is being captured now, which the driver does not identify.) A thread has another default stream once its own was
-        // destroyed, by a reset or at the thread's end.
-        let may_be_recycled =
-            matches!(self.promise, Promise::InCalls | Promise::WhileRegistered | Promise::OfThread);
-        if may_be_recycled && !self.stream.is_in_capture() {
-            // SAFETY: presented by the caller or registered, so valid by promise.
+        // Foreign streams are presented by callers who promise that they are alive, but may have been recycled in between. So may
+        // others that are not ours, against their owner's promise, as those of a green context that the program destroys; their
+        // calls to the device are few. (One that was met in a capture is kept by the capture's route until its end, and is known by
+        // its handle. So is one that is being captured now, which the driver does not identify.) A thread has another default stream
+        // once its own was destroyed, by a reset or at the thread's end.
+        if self.promise != Promise::Stays && !self.stream.is_in_capture() {
+            // SAFETY: presented by the caller, registered or adopted, so valid by promise.
             let id = unsafe { self.events.device.stream_id(self.handle) }?;
             if id != self.stream && !id.is_in_capture() {
                 return gone("the handle is another stream's now");

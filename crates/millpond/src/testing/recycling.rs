@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::device::{
     CaptureId, Device, DevicePtr, DeviceResult, EventHandle, Forward, PeerId, Place, StreamHandle, StreamId,
+    invalid,
 };
 use crate::system::lock::Mutex;
 
@@ -68,6 +69,15 @@ impl RecyclingDevice {
         known.unwrap_or(handle)
     }
 
+    /// As [`handle_below`](Self::handle_below). The driver, too, answers where it is asked of a stream that is gone.
+    fn known(&self, call: &'static str, handle: StreamHandle) -> DeviceResult<StreamHandle> {
+        let below = self.handle_below(handle);
+        if below == handle && number_of(handle).is_some() {
+            return invalid(call, format!("no stream has the handle {handle:?}"));
+        }
+        Ok(below)
+    }
+
     fn beside(&self, memory: Arc<dyn Device>) -> Arc<dyn Device> {
         Arc::new(Self { below: memory, handles: self.handles.clone() })
     }
@@ -125,11 +135,21 @@ unsafe impl Forward for RecyclingDevice {
         Ok(())
     }
 
+    unsafe fn stream_id(&self, stream: StreamHandle) -> DeviceResult<StreamId> {
+        let below = self.known("stream_id", stream)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.below.stream_id(below) }
+    }
+
+    unsafe fn capture_of(&self, stream: StreamHandle) -> DeviceResult<Option<CaptureId>> {
+        let below = self.known("capture_of", stream)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.below.capture_of(below) }
+    }
+
     on_streams! {
         fn prefetch(at: DevicePtr, bytes: u64, to: Place; stream) -> ();
-        fn stream_id(; stream) -> StreamId;
         fn stream_is_idle(; stream) -> bool;
-        fn capture_of(; stream) -> Option<CaptureId>;
         fn synchronize_stream(; stream) -> ();
         fn record_event(event: EventHandle; stream) -> ();
         fn wait_event(; stream, event: EventHandle) -> ();

@@ -273,3 +273,26 @@ fn registrations_come_and_go_under_the_threads_that_use_them() {
     assert_eq!(bench.pool.stats().blocks.current, 0);
     bench.pool.check().unwrap();
 }
+
+/// As those of a green context, which the program destroys while memory that was freed on them is pending.
+#[test]
+fn a_stream_that_ends_before_its_owner_said_holds_nobody_up() {
+    let bench = Bench::new(ReusePolicies::default());
+    let (handle, own) = (bench.create(), bench.context.create_stream().unwrap());
+    // SAFETY: the tests know what they do, as above.
+    let stream = unsafe { bench.context.stream_from_raw(handle) }.unwrap();
+    let hold = bench.free_pending(&stream);
+    bench.destroy(handle);
+    // Its memory is nobody's yet, and no call fails. Nor where the handle is an idle stream's.
+    let block = bench.alloc_checked(&own);
+    assert_eq!(bench.create(), handle);
+    bench.alloc_checked(&own);
+    bench.sim.release(hold);
+    // All the rest of the device: what was freed there is needed, and a wait for the device tells.
+    bench.pool.alloc(56 * MIB, &own).unwrap();
+    assert_eq!(bench.pool.reserved().current, 64 * MIB);
+    bench.pool.free_block(block, &stream).unwrap();
+    drop(stream);
+    bench.pool.alloc(4 * MIB, &own).unwrap();
+    bench.pool.check().unwrap();
+}

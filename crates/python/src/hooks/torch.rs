@@ -95,7 +95,7 @@ pub(crate) unsafe extern "C" fn millpond_torch_free(
     let freed = caught(|| {
         let device = device(number.into())?;
         // SAFETY: as PyTorch promises.
-        let stream = unsafe { device.streams.find(stream.addr() as u64) }?;
+        let stream = unsafe { device.streams.find_to_free(stream.addr() as u64) }?;
         // SAFETY: the block is PyTorch's, which frees it once and orders its uses.
         Ok(unsafe { thread_tag::free(device, address(ptr), &stream) }?)
     });

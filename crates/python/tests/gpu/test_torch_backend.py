@@ -22,7 +22,7 @@ from both import (  # noqa: E402, F401
     test_sixteen_threads_with_a_stream_each,
     test_tensors_come_from_the_pool,
 )
-from tensors import GIB, KIB, MIB, empty, filled, live_in, segments_of  # noqa: E402
+from tensors import GIB, KIB, MIB, empty, filled, holds, live_in, segments_of  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("native_interface", "nothing_is_broken")]
 
@@ -57,6 +57,30 @@ def test_a_pair_is_faster_than_native_and_is_printed() -> None:
 
 
 # ---- streams ---------------------------------------------------------------------------------------------------------
+
+
+def test_memory_of_a_green_context_outlives_it_and_comes_back() -> None:
+    green_contexts = pytest.importorskip("torch.cuda.green_contexts")
+    if not green_contexts.SUPPORTED:
+        pytest.skip("this PyTorch has no green contexts")
+    torch.cuda.empty_cache()
+    held, kept = torch.cuda.memory_reserved(), []
+    for value in range(4):
+        context = green_contexts.GreenContext.create(16, 0)
+        with torch.cuda.stream(context.Stream()):
+            kept.append(filled(64, value))
+            filled(64, value)
+        # Its streams end with it.
+        del context
+        gc.collect()
+        # No other stream is held up by what was freed on one of those.
+        other = filled(96, 7)
+        assert holds(other, 7) and holds(kept[-1], value)
+    del other, kept
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == held
+
 
 
 def test_a_stream_recorded_on_memory_of_others_does_nothing() -> None:

@@ -37,6 +37,10 @@ impl Code {
     /// The legacy default stream was asked about, which waits for a stream that is being captured.
     pub(super) const CAPTURE_IMPLICIT: Self = Self(906);
     pub(super) const UNKNOWN: Self = Self(999);
+
+    /// What the driver says of a stream that is gone, or whose context is: its handle or context is invalid, its context is destroyed,
+    /// or it is detached from a green one.
+    pub(super) const OF_AN_ENDED_STREAM: [Self; 4] = [Self::INVALID_CONTEXT, Self(400), Self(709), Self(917)];
 }
 
 /// What `cuStreamGetCaptureInfo` says of a stream (`CUstreamCaptureStatus`), also where it is younger.

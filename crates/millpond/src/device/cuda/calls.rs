@@ -17,7 +17,7 @@ use super::pinned::CudaPinned;
 use crate::device::{
     Advice, AsyncUsage, CaptureId, Device, DeviceError, DeviceIdentity, DevicePtr, DeviceResult, DriverPool,
     EventExport, EventHandle, HostWork, MemoryInfo, PageExport, PageHandle, PeerId, PeerSet, Place,
-    Properties, Residency, StreamHandle, StreamId,
+    Properties, Residency, StreamHandle, StreamId, invalid,
 };
 
 /// What is staged of a copy to pinned memory; for more, the caller waits. The driver stages as much for a GPU's memory
@@ -240,6 +240,9 @@ unsafe impl Device for CudaDevice {
             Ok(()) => Ok((status != CaptureStatus::NONE).then_some(CaptureId(id))),
             // It is no part of the capture, but to use it would end that.
             Err(failure) if failure.code == Code::CAPTURE_IMPLICIT => Ok(Some(CaptureId(0))),
+            Err(failure) if Code::OF_AN_ENDED_STREAM.contains(&failure.code) => {
+                invalid("cuStreamGetCaptureInfo", "the stream ended, or its context did")
+            }
             Err(failure) => Err(failure.into()),
         }
     }

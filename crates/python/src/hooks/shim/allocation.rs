@@ -109,8 +109,8 @@ pub(super) unsafe extern "C" fn free(entry: *const Entry) {
         // SAFETY: as promised to this function.
         let Entry { ptr, gpu, stream, elsewhere, .. } = unsafe { *entry };
         let device = device(gpu.into())?;
-        // SAFETY: PyTorch's streams live as long as the process.
-        let stream = unsafe { device.streams.find(stream.addr() as u64) }?;
+        // SAFETY: PyTorch's streams live as long as the process, or as their green context.
+        let stream = unsafe { device.streams.find_to_free(stream.addr() as u64) }?;
         if !elsewhere.is_null() {
             // SAFETY: made by `strike`, and taken once.
             for (gpu, user) in *unsafe { Box::from_raw(elsewhere) } {
