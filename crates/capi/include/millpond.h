@@ -844,6 +844,28 @@ millpond_status millpond_copy(millpond_context *context,
                               size_t bytes,
                               millpond_any_stream stream);
 
+// As `millpond_memset`, of a live block of the pool, of which `at` need not be the start. EVICTED or ASLEEP where its memory is
+// away. Behind a restore's copies, whatever stream they are on.
+millpond_status millpond_pool_memset(millpond_pool *pool,
+                                     void *at,
+                                     int32_t value,
+                                     size_t bytes,
+                                     millpond_any_stream stream);
+
+// As `millpond_copy_from_host`, likewise.
+millpond_status millpond_pool_copy_from_host(millpond_pool *pool,
+                                             void *to,
+                                             const void *from,
+                                             size_t bytes,
+                                             millpond_any_stream stream);
+
+// As `millpond_copy_to_host`, likewise.
+millpond_status millpond_pool_copy_to_host(millpond_pool *pool,
+                                           void *to,
+                                           const void *from,
+                                           size_t bytes,
+                                           millpond_any_stream stream);
+
 // Runs `work(data)` in stream order, on the stream's thread: a kernel of the host device, which may read and
 // write device memory. It must not call millpond. DEVICE_UNSUPPORTED on other devices.
 millpond_status millpond_host_launch(millpond_context *context,
@@ -890,9 +912,6 @@ millpond_status millpond_pool_restore_ahead(millpond_pool *tag);
 // free; the rest comes with `millpond_pool_restore`. `away` gets the bytes that are still away; it may be null.
 millpond_status millpond_pool_restore_free(millpond_pool *tag,
                                            size_t *away);
-
-// Whether the pool's memory may be used: EVICTED or ASLEEP where it is away. Calls that name no pool do not ask.
-millpond_status millpond_pool_check_there(millpond_pool *pool);
 
 // The message of this thread's last call that failed, with the figures and what to do next; empty if none did.
 // Never null. Valid until the thread's next call that fails. A call that succeeds leaves it as it is.

@@ -731,9 +731,6 @@ public:
 
     bool is_evicted() const { return attribute(MILLPOND_ATTRIBUTE_IS_EVICTED) != 0; }
 
-    /// Throws EVICTED or ASLEEP where the memory must not be used now. Buffers ask by themselves.
-    void check_there() const { check(millpond_pool_check_there(get())); }
-
     /// The part of the pool for a tag, to be put to sleep, or evicted, on its own: a pool under the same hard limit.
     Pool tagged(const std::string &tag) const {
         millpond_pool *handle;
@@ -1124,9 +1121,8 @@ public:
     /// Sets all bytes, in stream order.
     void fill_bytes(unsigned char value) {
         if (empty()) return;
-        borrowed().check_there();
         order_after_reads();
-        check(millpond_memset(pool_->context.get(), data_, value, size_bytes(), stream_));
+        check(millpond_pool_memset(pool_->handle, data_, value, size_bytes(), stream_));
     }
 
     /// Copies `count` elements from host memory to the buffer's elements from `first` on, in stream order. `from` has been
@@ -1134,17 +1130,15 @@ public:
     void copy_from_host(const T *from, std::size_t count, std::size_t first = 0) {
         check_range("copy_from_host", count, first);
         if (count == 0) return;
-        borrowed().check_there();
         order_after_reads();
-        check(millpond_copy_from_host(pool_->context.get(), data_ + first, from, count * sizeof(T), stream_));
+        check(millpond_pool_copy_from_host(pool_->handle, data_ + first, from, count * sizeof(T), stream_));
     }
 
     /// Copies `count` elements from `first` on to host memory, and waits. Throws LENGTH_MISMATCH where the buffer has fewer.
     void copy_to_host(T *to, std::size_t count, std::size_t first = 0) const {
         check_range("copy_to_host", count, first);
         if (count == 0) return;
-        borrowed().check_there();
-        check(millpond_copy_to_host(pool_->context.get(), to, data_ + first, count * sizeof(T), stream_));
+        check(millpond_pool_copy_to_host(pool_->handle, to, data_ + first, count * sizeof(T), stream_));
     }
 
     /// Copies a range of the host to the first elements, by way of contiguous memory.

@@ -3,12 +3,14 @@
 use std::ffi::c_void;
 
 use millpond::Stream;
-use millpond::device::Device;
+use millpond::bindings::while_there;
+use millpond::device::{Device, StreamHandle};
 
 use crate::context::CONTEXTS;
 use crate::failure::{Failure, boundary};
-use crate::kind::{AnyStream, ContextHandle};
+use crate::kind::{AnyStream, ContextHandle, PoolHandle};
 use crate::memory::from_c;
+use crate::pool::POOLS;
 use crate::status::Status;
 use crate::stream::find_stream;
 
@@ -110,6 +112,89 @@ pub unsafe extern "C" fn millpond_copy(
     };
     // SAFETY: as the header asks of its caller.
     unsafe { in_stream_order(context, bytes, stream, give) }
+}
+
+/// As [`in_stream_order`], of a pool's memory: it stays until the stream has the work, which comes behind a restore.
+///
+/// # Safety
+/// `stream` is as [`find_stream`] wants it.
+unsafe fn on_pool(
+    pool: *mut PoolHandle,
+    bytes: usize,
+    stream: AnyStream,
+    give: impl FnOnce(&dyn Device, StreamHandle) -> Result<(), Failure>,
+    then: impl FnOnce(&Stream) -> millpond::Result<()>,
+) -> Status {
+    boundary(|me| {
+        let object = POOLS.get(me, pool)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: as promised to this function.
+        let stream = unsafe { find_stream(me, &object.context, stream) }?;
+        let given = while_there(&object.pool, &stream, give)?;
+        // Also after an error: part of the work may be under way.
+        then(&stream).map_err(Failure::from).and(given)
+    })
+}
+
+/// As `millpond_memset`, of a live block of the pool, of which `at` need not be the start. EVICTED or ASLEEP where its memory is
+/// away. Behind a restore's copies, whatever stream they are on.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_pool_memset(
+    pool: *mut PoolHandle,
+    at: *mut c_void,
+    value: i32,
+    bytes: usize,
+    stream: AnyStream,
+) -> Status {
+    let give = |device: &dyn Device, stream| {
+        // SAFETY: the memory is a live block's, as the header asks of its caller.
+        Ok(unsafe { device.memset(from_c(at), value as u8, bytes as u64, stream) }?)
+    };
+    // SAFETY: as the header asks of its caller.
+    unsafe { on_pool(pool, bytes, stream, give, |_| Ok(())) }
+}
+
+/// As `millpond_copy_from_host`, likewise.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_pool_copy_from_host(
+    pool: *mut PoolHandle,
+    to: *mut c_void,
+    from: *const c_void,
+    bytes: usize,
+    stream: AnyStream,
+) -> Status {
+    let give = |device: &dyn Device, stream| {
+        if from.is_null() {
+            return Err(Failure::Null("from"));
+        }
+        // SAFETY: `from` is readable and `to` is a live block's, as the header asks of its caller.
+        Ok(unsafe { device.copy_from_host(from_c(to), from.cast(), bytes as u64, stream) }?)
+    };
+    // SAFETY: as the header asks of its caller.
+    unsafe { on_pool(pool, bytes, stream, give, |_| Ok(())) }
+}
+
+/// As `millpond_copy_to_host`, likewise.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_pool_copy_to_host(
+    pool: *mut PoolHandle,
+    to: *mut c_void,
+    from: *const c_void,
+    bytes: usize,
+    stream: AnyStream,
+) -> Status {
+    let give = |device: &dyn Device, stream| {
+        if to.is_null() {
+            return Err(Failure::Null("to"));
+        }
+        // SAFETY: `to` is writable and `from` is a live block's, as the header asks of its caller; the stream is
+        // synchronised before `to` is the caller's again.
+        Ok(unsafe { device.copy_to_host(to.cast(), from_c(from), bytes as u64, stream) }?)
+    };
+    // SAFETY: as the header asks of its caller.
+    unsafe { on_pool(pool, bytes, stream, give, Stream::synchronize) }
 }
 
 /// Work for a stream of the host device. Must not throw.

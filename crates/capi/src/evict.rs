@@ -1,7 +1,5 @@
 //! Tags of pools that are evicted and restored.
 
-use millpond::Error;
-
 use crate::failure::boundary;
 use crate::kind::{AnyStream, PoolHandle};
 use crate::pool::POOLS;
@@ -64,22 +62,6 @@ pub unsafe extern "C" fn millpond_pool_restore_free(tag: *mut PoolHandle, away: 
         if !away.is_null() {
             // SAFETY: not null, and as the header asks of its caller.
             unsafe { away.write(left as usize) };
-        }
-        Ok(())
-    })
-}
-
-/// Whether the pool's memory may be used: EVICTED or ASLEEP where it is away. Calls that name no pool do not ask.
-#[unsafe(no_mangle)]
-pub extern "C" fn millpond_pool_check_there(pool: *mut PoolHandle) -> Status {
-    boundary(|me| {
-        let object = POOLS.get(me, pool)?;
-        let name = || object.pool.name().to_owned();
-        if object.pool.is_evicted() {
-            return Err(Error::Evicted { pool: name() }.into());
-        }
-        if object.pool.is_asleep() {
-            return Err(Error::Asleep { pool: name() }.into());
         }
         Ok(())
     })

@@ -389,4 +389,5 @@ programs! {
     a_pool_is_a_resource_of_cccl: "cpp/cccl.cpp",
     resources_do_what_rmm_asks: "cpp/resources.cpp",
     shared_memory_is_a_buffer: "cpp/sharing.cpp",
+    buffers_are_used_while_their_memory_is_there: "cpp/away.cpp",
 }

@@ -11,7 +11,7 @@ pub use crate::budgets::Amount;
 pub use crate::cache::{Shortcut, on_thread_end};
 use crate::capture::CapturePool;
 use crate::core::freeing;
-use crate::device::DevicePtr;
+use crate::device::{Device, DevicePtr, StreamHandle};
 use crate::error::Result;
 /// Warns by `tracing`, or on the standard error if nobody listens there, as in most programs in C.
 pub use crate::log::warn_in_any_case as warn;
@@ -97,6 +97,24 @@ pub fn wait_for_uses(pool: &Pool, ptr: DevicePtr, stream: &Stream) -> Result<()>
     }
     let _awake = pool.inner().stay_awake_for(stream)?;
     freeing::order_after_uses(pool.inner(), ptr, Some(stream))
+}
+
+/// Calls with what gives work on the pool's memory to `stream`: the device, and the stream's handle. The memory is there meanwhile, and
+/// the work comes behind the copies of a [restore](Pool::restore).
+///
+/// # Errors
+/// [`Error::Asleep`](crate::Error::Asleep), [`Error::Evicted`](crate::Error::Evicted) and [`Error::Forked`](crate::Error::Forked), and those for a
+/// stream of another device.
+pub fn while_there<R>(
+    pool: &Pool,
+    stream: &Stream,
+    call: impl FnOnce(&dyn Device, StreamHandle) -> R,
+) -> Result<R> {
+    pool.inner().check_process()?;
+    pool.inner().check_stream(stream)?;
+    let handle = stream.handle_here()?;
+    let _awake = pool.inner().stay_awake_for(stream)?;
+    Ok(call(stream.device().as_ref(), handle))
 }
 
 /// Calls with the first `bytes` bytes of a live block as a [`Buffer`] on `stream`: so a binding's own blocks do what buffers

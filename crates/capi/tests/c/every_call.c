@@ -149,6 +149,11 @@ static void memory(void) {
     OK(millpond_copy_to_host(context, bytes, block, sizeof bytes, a));
     CHECK(bytes[0] == 5 && bytes[255] == 5);
     OK(millpond_copy_to_host(context, NULL, block, 0, a));
+    OK(millpond_pool_memset(pool, block, 6, sizeof bytes, a));
+    OK(millpond_pool_copy_from_host(pool, (char *)block + 1, bytes, 1, a));
+    OK(millpond_pool_copy_to_host(pool, bytes, block, sizeof bytes, a));
+    CHECK(bytes[0] == 6 && bytes[1] == 5 && bytes[255] == 6);
+    OK(millpond_pool_copy_to_host(pool, NULL, block, 0, a));
     OK(millpond_record_use(pool, block, b));
     OK(millpond_record_use(pool, NULL, b));
     OK(millpond_free(pool, block, a));

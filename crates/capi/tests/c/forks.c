@@ -62,6 +62,7 @@ static void every_call_is_refused(void) {
     FAILS(millpond_workspace_alloc(workspace, 16, &mine), FORKED, "forked");
     FAILS(millpond_workspace_reset(workspace), FORKED, "forked");
     FAILS(millpond_memset(context, block, 0, 16, NULL), FORKED, "forked");
+    FAILS(millpond_pool_memset(pool, block, 0, 16, NULL), FORKED, "forked");
     uint64_t held;
     OK(millpond_pool_get(pool, MILLPOND_ATTRIBUTE_RESERVED_CURRENT, &held));
 }

@@ -56,6 +56,9 @@ static void null_and_garbage(void) {
     FAILS(millpond_pool_name(pool, NULL, 4, NULL), NULL_ARGUMENT, "`name` is null");
     FAILS(millpond_copy_to_host(context, NULL, NULL, 4, stream), NULL_ARGUMENT, "`to` is null");
     FAILS(millpond_copy_from_host(context, NULL, NULL, 4, stream), NULL_ARGUMENT, "`from` is null");
+    FAILS(millpond_pool_copy_to_host(pool, NULL, NULL, 4, stream), NULL_ARGUMENT, "`to` is null");
+    FAILS(millpond_pool_copy_from_host(pool, NULL, NULL, 4, stream), NULL_ARGUMENT, "`from` is null");
+    FAILS(millpond_pool_memset(NULL, NULL, 0, 4, stream), NULL_ARGUMENT, "`pool` is null");
 }
 
 static void released_handles(void) {

@@ -31,6 +31,7 @@ int main(void) {
     CHECK(attribute(again, MILLPOND_ATTRIBUTE_IS_ASLEEP) == 1 && attribute(pool, MILLPOND_ATTRIBUTE_IS_ASLEEP) == 0);
     CHECK(attribute(weights, MILLPOND_ATTRIBUTE_BYTES_ASLEEP) >= BYTES);
     FAILS(millpond_alloc(weights, BYTES, stream, &refused), ASLEEP, "wake it first");
+    FAILS(millpond_pool_memset(weights, block, 7, BYTES, stream), ASLEEP, "wake it first");
     CHECK(refused == NULL);
     OK(millpond_pool_wake(weights));
     OK(millpond_copy_to_host(context, found, block, 1, stream));

@@ -493,7 +493,6 @@ static void tags_are_evicted_and_restored() {
     optimizer.sleep(Keep::in_pinned_memory);
     refused(MILLPOND_STATUS_ASLEEP, "wake it first", [&] { kept.fill_bytes(4); });
     optimizer.wake();
-    optimizer.check_there();
     refused(MILLPOND_STATUS_CANNOT_EVICT, "no part of another pool", [&] { pool.evict(stream); });
 }
 
