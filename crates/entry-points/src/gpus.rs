@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use millpond::bindings::{Mutex, PerProcess, RwLock};
+use millpond::bindings::{KeptInPlace, Mutex, PerProcess, RwLock, keep_in_place};
 use millpond::device::cuda::CudaDevice;
 use millpond::device::{DevicePtr, PeerId};
 use millpond::{Context, Error, Pool, Stats, Stream};
@@ -35,6 +35,9 @@ pub(crate) struct Gpu {
     late: Mutex<Vec<DevicePtr>>,
     /// The other GPUs that may use the pool's memory.
     peers: Mutex<Vec<PeerId>>,
+    /// By name, what keeps the pools in place: safe code of the program uses their memory, and asks no pool. `None` once the program
+    /// vouches for that.
+    kept: Mutex<Option<FxHashMap<String, KeptInPlace>>>,
 }
 
 /// A block of a pool.
@@ -240,7 +243,21 @@ impl Gpu {
         }
         let (waited, decay) = (context.create_stream()?, pool.decay());
         let (late, peers) = Default::default();
-        Ok(Self { ordinal, primary, context, device, pool, waited, decay, late, peers })
+        let kept = Mutex::new(Some(FxHashMap::default()));
+        let new = Self { ordinal, primary, context, device, pool, waited, decay, late, peers, kept };
+        new.keep_in_place(&new.pool)?;
+        Ok(new)
+    }
+
+    /// Has no sleep and no eviction move a pool's memory.
+    fn keep_in_place(&self, pool: &Pool) -> millpond::Result<()> {
+        let mut kept = self.kept.lock();
+        if let Some(kept) = &mut *kept
+            && !kept.contains_key(pool.name())
+        {
+            kept.insert(pool.name().to_owned(), keep_in_place(pool)?);
+        }
+        Ok(())
     }
 
     /// The program has said how many bytes the driver's pool may keep. That is none by default, which the GPU's pool honours a while
@@ -270,6 +287,7 @@ impl Gpu {
     fn tagged(&self, tag: &str) -> millpond::Result<Pool> {
         let is_new = !self.pool.tags().iter().any(|known| known == tag);
         let pool = self.pool.tagged(tag)?;
+        self.keep_in_place(&pool)?;
         if is_new {
             pool.set_release_threshold(self.pool.release_threshold());
             pool.set_decay(self.pool.decay());
@@ -369,6 +387,14 @@ pub(crate) fn block_at(at: u64) -> Option<Block> {
         Place::Block(block) => Some(block),
         Place::Free | Place::Elsewhere => None,
     }
+}
+
+/// Lets sleep and evictions move the memory of a GPU's pools.
+///
+/// # Safety
+/// Nobody uses memory that is away.
+pub(crate) unsafe fn let_move(ordinal: usize) {
+    known().iter().filter(|gpu| gpu.ordinal == ordinal).for_each(|gpu| *gpu.kept.lock() = None);
 }
 
 /// Gives back what the pools hold and nobody uses. Returns the bytes.

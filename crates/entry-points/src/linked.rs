@@ -143,3 +143,17 @@ pub fn pool(ordinal: usize) -> millpond::Result<Pool> {
         None => unavailable(format!("GPU {ordinal} has no pool: what millpond said before is why")),
     }
 }
+
+/// As [`pool`], of which sleep and evictions may move the memory from then on.
+///
+/// # Errors
+/// As for [`pool`].
+///
+/// # Safety
+/// Nobody uses memory that is away.
+pub unsafe fn movable_pool(ordinal: usize) -> millpond::Result<Pool> {
+    let pool = pool(ordinal)?;
+    // SAFETY: the caller's promise.
+    unsafe { gpus::let_move(ordinal) };
+    Ok(pool)
+}

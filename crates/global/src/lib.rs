@@ -49,10 +49,11 @@ pub use tag::{Tag, tag};
 use millpond::Pool;
 
 /// The pool that serves the program's memory on a GPU, by its number in this process. It is built if the program has not used
-/// that GPU yet. It has statistics, callbacks, [sleep](Pool::sleep) and the rest of its interface. From then on it stays when the program
-/// has dropped its last context of cudarc.
+/// that GPU yet. It has statistics, callbacks and the rest of its interface. From then on it stays when the program has dropped its
+/// last context of cudarc.
 ///
-/// The program's own memory of it may not be used while it sleeps.
+/// The program's libraries use its memory without asking it. So that stays where it is: [sleep](Pool::sleep) and
+/// [evictions](Pool::evict) of the pool and its tags are refused, unless the program has asked for a [`movable_pool`].
 ///
 /// # Errors
 /// [`Error::Device`](millpond::Error::Device) where there is no driver or no such GPU, and where the environment leaves memory to the
@@ -65,6 +66,29 @@ pub fn pool(gpu: usize) -> millpond::Result<Pool> {
         "GPU {gpu} has no pool: it takes Linux with glibc"
     ))
     .into())
+}
+
+/// As [`pool`], whose memory [sleep](Pool::sleep) and [evictions](Pool::evict) may move from then on, also that of its tags: until the
+/// program resets the GPU.
+///
+/// ```
+/// # if millpond_global::pool(0).is_err() { return Ok(()) }
+/// // SAFETY: the cache is not used between its eviction and its restore.
+/// let cache = unsafe { millpond_global::movable_pool(0) }?.tagged("kv-cache")?;
+/// # Ok::<(), millpond::Error>(())
+/// ```
+///
+/// # Errors
+/// As for [`pool`].
+///
+/// # Safety
+/// Nobody uses memory of a pool that sleeps, or of a tag that is evicted: no slice, tensor or kernel of the program and its libraries.
+pub unsafe fn movable_pool(gpu: usize) -> millpond::Result<Pool> {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: the caller's promise.
+    return unsafe { millpond_entry_points::linked::movable_pool(gpu) };
+    #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+    pool(gpu)
 }
 
 /// Before the program begins.

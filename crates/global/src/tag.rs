@@ -13,8 +13,8 @@ pub struct Tag {
 }
 
 /// Has what the calling thread allocates belong to a [tag](millpond::Pool::tagged) of the pools, until what is returned is dropped. Tags
-/// have figures of their own, in `millpond top` and in recordings, too. A tag can be evicted or put to sleep. No page has memory
-/// of two tags. Any thread may free the memory.
+/// have figures of their own, in `millpond top` and in recordings, too. That of a [`movable_pool`](crate::movable_pool) can be evicted
+/// or put to sleep. No page has memory of two tags. Any thread may free the memory.
 ///
 /// ```
 /// {

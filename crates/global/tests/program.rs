@@ -5,6 +5,7 @@ use std::ptr;
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, DevicePtr, sys};
+use millpond::{Error, Keep};
 
 mod jobs;
 
@@ -301,6 +302,31 @@ programs! {
         assert_eq!((tags[0].stats().frees, pool.stats().allocations), (101, 201));
         assert_eq!(context.mem_get_info().unwrap(), (1 << 30, 1 << 30), "what all have ready is free");
         assert_eq!(jobs::drivers_allocations() + jobs::calls(&[c"cuMemFreeAsync"]), 0);
+    }
+
+    /// Safe code may copy to a slice at any time.
+    memory_that_safe_code_uses_stays_in_place runs program_wants_to_move_memory with [] {
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.new_stream().unwrap();
+        let block = |tag| {
+            let _tag = millpond_global::tag(tag);
+            // SAFETY: nobody reads it.
+            unsafe { stream.alloc::<u8>(1 << 20) }.unwrap()
+        };
+        let pool = millpond_global::pool(0).unwrap();
+        // A tag may be there before its first block.
+        let cache = pool.tagged("cache").unwrap();
+        let _kept = block("cache");
+        let on = pool.create_stream().unwrap();
+        assert!(matches!(cache.evict(&on), Err(Error::CannotEvict { .. })));
+        for pool in [&pool, &cache] {
+            assert!(matches!(pool.sleep(Keep::InPinnedMemory), Err(Error::CannotSleep { .. })));
+        }
+        // SAFETY: nobody uses the memory.
+        let movable = unsafe { millpond_global::movable_pool(0) }.unwrap();
+        let _other = block("other");
+        movable.sleep(Keep::Nothing).unwrap();
+        movable.wake().unwrap();
     }
 
     buffers_of_both_kinds_are_one_memory runs program_converts_buffers with [] {

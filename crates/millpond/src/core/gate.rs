@@ -48,7 +48,8 @@ impl Gate {
     /// Why the memory stays, where anybody lives here, and what to do about it.
     pub(crate) fn why_it_stays(&self) -> Option<&'static str> {
         self.has_residents().then_some(
-            "its blocks are used without asking the pool, by buffers of the module cudarc or views in Python: drop them first",
+            "its blocks are used without asking the pool, by the program's libraries (millpond_global::movable_pool lets them), by buffers \
+             of the module cudarc or views in Python: drop them first",
         )
     }
 
