@@ -10,7 +10,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use millpond::Stats;
-use millpond::bindings::{Mutex, PerProcess, watch_mappings};
+use millpond::bindings::{Mutex, PerProcess, watch_mappings, within_file_limit};
 use serde::Serialize;
 
 use crate::driver_memory::{self, Figures};
@@ -181,7 +181,7 @@ impl Slot {
     fn new(path: &Path) -> Option<Self> {
         let mut file = OpenOptions::new().read(true).append(true).open(path).ok()?;
         // What is appended at once, no other process's lies in.
-        file.write_all(&[0; SLOT_BYTES]).ok()?;
+        within_file_limit(|| file.write_all(&[0; SLOT_BYTES])).ok()?;
         let start = (file.stream_position().ok()? as usize).checked_sub(SLOT_BYTES)?;
         // SAFETY: asks for a number.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;

@@ -22,6 +22,8 @@ pub use crate::policy::decay::DELAY as DECAY;
 use crate::pool::{Context, Pool};
 pub use crate::record::called_from::{CalledFrom, SourceFrame, called_from, freed_from};
 use crate::sharing::{Received, SharedEvent};
+/// Runs a write that the limit of file sizes may refuse, without the signal that ends the process.
+pub use crate::system::file_limit::refusing as within_file_limit;
 pub use crate::system::lock::{Condvar, Mutex, MutexGuard, RwLock};
 pub use crate::system::process::{Forked, PerProcess, Process, on_fork};
 use crate::typed::{Buffer, Opened};

@@ -123,6 +123,17 @@ fn linked(case: &str, environment: &[(&str, &str)]) -> Option<Value> {
 }
 
 #[test]
+fn a_limit_of_file_sizes_ends_no_program() {
+    let Some(ran) =
+        run("/bin/sh", &["-c", "ulimit -f 1 && exec ./linked passes"], &[("MILLPOND_RUN", "watch")])
+    else {
+        return;
+    };
+    assert!(ran.output.status.success(), "{}: {}", ran.output.status, ran.stderr());
+    assert!(ran.reports.is_empty(), "there is no room for one");
+}
+
+#[test]
 fn a_linked_program_gets_its_memory_from_a_pool() {
     let Some(report) = linked("pairs", &[]) else { return };
     let pool = &report["pools"][0];

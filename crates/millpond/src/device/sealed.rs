@@ -9,15 +9,21 @@ use rustix::mm::{MapFlags, ProtFlags};
 use super::DeviceResult;
 use super::error::system;
 use super::inventory::invalid;
+use crate::system::file_limit;
 
 /// A new file of so many bytes. Others can make it longer, but add no seals.
 pub(crate) fn create(name: &str, bytes: u64) -> DeviceResult<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create(name, flags).map_err(system("memfd_create"))?;
-    rustix::fs::ftruncate(&file, bytes).map_err(system("ftruncate"))?;
+    lengthen(&file, bytes)?;
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::SEAL)
         .map_err(system("fcntl(F_ADD_SEALS)"))?;
     Ok(file)
+}
+
+/// Makes a file so long.
+pub(crate) fn lengthen(file: &OwnedFd, bytes: u64) -> DeviceResult<()> {
+    file_limit::refusing(|| rustix::fs::ftruncate(file, bytes)).map_err(system("ftruncate"))
 }
 
 /// `TMPFS_MAGIC` of linux/magic.h.

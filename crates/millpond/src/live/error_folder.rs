@@ -13,6 +13,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, openat, renameat, statat, unlinkat};
 
 use crate::policy::watching::{ERRORS_STAY, MOST_ERROR_FILES};
+use crate::system::file_limit;
 
 /// What the name of a whole file ends with, and that of one which is being written.
 pub(super) const ENDINGS: [&str; 2] = [".json", ".new"];
@@ -49,7 +50,7 @@ impl ErrorFolder {
         _ = unlinkat(&self.0, new, AtFlags::empty());
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mut file = File::from(openat(&self.0, new, flags, Mode::from_raw_mode(0o600))?);
-        file.write_all(text)?;
+        file_limit::refusing(|| file.write_all(text))?;
         file.set_permissions(Permissions::from_mode(mode))?;
         Ok(renameat(&self.0, new, &self.0, name)?)
     }

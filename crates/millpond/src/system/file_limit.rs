@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 
 /// Runs a write that the limit of file sizes may refuse. The system's signal then does not end the process, which may be a program
 /// that nobody told of this file.
-pub(crate) fn refusing<R>(write: impl FnOnce() -> R) -> R {
+pub fn refusing<R>(write: impl FnOnce() -> R) -> R {
     let (mut limit, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
     // SAFETY: each set is this function's, and filled before it is read. The first is filled by `sigemptyset`, which does not fail, the
     // second by `pthread_sigmask`, which only fails for another first argument.

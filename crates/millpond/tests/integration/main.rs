@@ -46,6 +46,7 @@ mod evict;
 mod evict_beside;
 mod evict_waiting;
 mod failing_calls;
+mod file_limit;
 mod floors;
 mod fork;
 mod growing;

@@ -12,6 +12,7 @@ use memmap2::{MmapOptions, MmapRaw};
 
 use super::folder::Folder;
 use super::table::{ORDER, Table};
+use crate::system::file_limit;
 
 const _: () = assert!(size_of::<Table>() == 64 + 64 * super::modelled::SLOTS);
 
@@ -106,7 +107,7 @@ fn create(path: &Path, mode: u32) -> io::Result<()> {
     new.push(format!(".{}-{since:x}", rustix::thread::gettid().as_raw_nonzero()));
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
     let mut write = || {
-        file.write_all(&content)?;
+        file_limit::refusing(|| file.write_all(&content))?;
         // Whatever the umask.
         file.set_permissions(fs::Permissions::from_mode(mode))
     };

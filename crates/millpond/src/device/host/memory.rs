@@ -117,12 +117,12 @@ impl Memory {
         let (page, extent) = state.inventory.create_page(bytes)?;
         let end = extent.offset + extent.bytes;
         if end > state.length {
-            if let Err(error) = rustix::fs::ftruncate(&self.file, end)
+            if let Err(error) = sealed::lengthen(&self.file, end)
                 // Others who have the file may have made it longer, and nobody can shorten it.
                 && !sealed::length(&self.file).is_ok_and(|length| length >= end)
             {
                 state.inventory.release_page(page)?;
-                return Err(system("ftruncate")(error));
+                return Err(error);
             }
             state.length = end;
         }
