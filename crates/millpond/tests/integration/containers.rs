@@ -140,6 +140,25 @@ fn root_sees_the_pools_of_all_users_in_all_namespaces() {
     }
 }
 
+#[test]
+fn a_process_that_proc_hides_counts_as_running() {
+    use std::os::unix::fs::PermissionsExt;
+    // An administrator may have each user see their own processes only.
+    let hides = "mount -t proc -o hidepid=2 proc /proc && \
+                 exec setpriv --reuid=12345 --regid=12345 --clear-groups \"$0\" \"$@\"";
+    let beginner = ["unshare", "--mount", "sh", "-c", hides];
+    if !root_can(&beginner) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o1777)).unwrap();
+    let mut hidden = Tenant::under("job", 64, |command| _ = command.env(FOLDER, folder.path()));
+    hidden.does("alloc 40");
+    let refused = begun_by(&beginner, folder.path(), 99).ask("alloc 30");
+    assert!(refused.contains("hold 40.00 MiB of 64.00 MiB"), "{refused}");
+    assert!(!refused.contains("has ended"), "{refused}");
+}
+
 fn parent(pid: u32) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()

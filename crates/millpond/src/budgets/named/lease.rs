@@ -7,6 +7,9 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::time::Instant;
 
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+
 use crate::policy::other_processes::PATIENCE;
 use crate::system::lock::Mutex;
 use crate::system::process::PerProcess;
@@ -74,8 +77,8 @@ impl Lease {
         }
         match Stat::read(&self.pid().to_string()) {
             Some(stat) => (stat.lease == self && !stat.has_ended).then_some(stat),
-            // Not readable is not gone.
-            None => fs::exists(format!("/proc/{}", self.pid())).unwrap_or(true).then_some(Stat {
+            // Not readable is not gone: `/proc` may hide other users' processes (`hidepid`). It hides none from a signal.
+            None => is_there(self.pid()).then_some(Stat {
                 lease: self,
                 program: String::new(),
                 is_ending: true,
@@ -124,6 +127,12 @@ fn namespaces() -> u64 {
         inode("pid") << 32 | inode("time") & u64::from(u32::MAX)
     });
     *OWN.get()
+}
+
+/// Whether there is a process with this number, be it another user's.
+fn is_there(pid: u32) -> bool {
+    let number = Pid::from_raw(pid.cast_signed());
+    number.is_some_and(|number| test_kill_process(number) != Err(Errno::SRCH))
 }
 
 /// Of `/proc/PID/stat` (proc_pid_stat(5)).
