@@ -114,3 +114,41 @@ impl Memories {
         }
     }
 }
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+    use crate::device::host::HostDevice;
+    use crate::device::{Device, DeviceError, StreamHandle};
+    use crate::fixtures::alone;
+
+    #[test]
+    fn a_copy_between_devices_waits_for_no_lock_in_a_forked_child() {
+        alone(
+            "device::host::group::tests::a_copy_between_devices_waits_for_no_lock_in_a_forked_child",
+            || {
+                let [device, other] = [(); 2].map(|()| HostDevice::new().unwrap());
+                let [at, from] = [&device, &other].map(|device| device.alloc_segment(4096).unwrap());
+                let peer = other.peer_id().unwrap();
+                // As of a thread that the child does not have.
+                let _locked = Group::here().members.lock();
+                // SAFETY: the child makes the call, and ends.
+                let pid = unsafe { libc::fork() };
+                assert!(pid >= 0);
+                if pid == 0 {
+                    // SAFETY: it asks for a signal. Both ranges are live, and nothing else uses them.
+                    let copied = unsafe {
+                        libc::alarm(5);
+                        device.copy_from_peer(at, from, 4096, peer, StreamHandle::LEGACY)
+                    };
+                    // SAFETY: it ends the child, and runs nothing of ours.
+                    unsafe { libc::_exit(i32::from(!matches!(copied, Err(DeviceError::Forked)))) };
+                }
+                let mut status = 0;
+                // SAFETY: our child, and a place for its status.
+                assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+                assert_eq!(status, 0);
+            },
+        );
+    }
+}

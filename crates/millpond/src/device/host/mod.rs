@@ -665,6 +665,7 @@ unsafe impl Device for HostDevice {
         stream: StreamHandle,
     ) -> DeviceResult<()> {
         const CALL: &str = "copy_from_peer";
+        self.work.process.check()?;
         if bytes == 0 {
             return Ok(());
         }
