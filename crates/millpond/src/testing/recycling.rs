@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::device::{
-    CaptureId, Device, DevicePtr, DeviceResult, EventHandle, Forward, PeerId, Place, StreamHandle, StreamId,
-    invalid,
+    CaptureId, Device, DevicePtr, DeviceResult, EventHandle, Forward, HostWork, PeerId, Place, StreamHandle,
+    StreamId, invalid,
 };
 use crate::system::lock::Mutex;
 
@@ -153,10 +153,34 @@ unsafe impl Forward for RecyclingDevice {
         fn synchronize_stream(; stream) -> ();
         fn record_event(event: EventHandle; stream) -> ();
         fn wait_event(; stream, event: EventHandle) -> ();
+        fn launch_host(; stream, work: HostWork) -> ();
         fn memset(at: DevicePtr, value: u8, bytes: u64; stream) -> ();
+        fn may_differ(at: DevicePtr, value: u8, bytes: u64; stream) -> bool;
         fn copy_from_host(to: DevicePtr, from: *const u8, bytes: u64; stream) -> ();
         fn copy_to_host(to: *mut u8, from: DevicePtr, bytes: u64; stream) -> ();
         fn copy(to: DevicePtr, from: DevicePtr, bytes: u64; stream) -> ();
         fn copy_from_peer(to: DevicePtr, from: DevicePtr, bytes: u64, peer: PeerId; stream) -> ();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+    use crate::device::sim::{SimDevice, SimOptions};
+
+    #[test]
+    fn work_of_the_host_goes_to_the_stream_that_has_the_handle() {
+        static HAS_RUN: AtomicBool = AtomicBool::new(false);
+        let device: Arc<dyn Device> = RecyclingDevice::new(SimDevice::new(SimOptions::default()).unwrap());
+        let (stream, at) = (device.create_stream().unwrap(), device.alloc_segment(4096).unwrap());
+        let work = Box::new(|| HAS_RUN.store(true, Ordering::Relaxed));
+        // SAFETY: both are the device's, alive, and used by nothing else.
+        unsafe {
+            device.launch_host(stream, work).unwrap();
+            device.may_differ(at, 0, 4096, stream).unwrap();
+        }
+        assert!(HAS_RUN.load(Ordering::Relaxed));
     }
 }
