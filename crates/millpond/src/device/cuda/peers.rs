@@ -280,9 +280,13 @@ unsafe fn with_another_mapping(
 
 /// Those that are open now. They must be let go without the lock on the list, which the drop of the last one takes.
 fn opened() -> Vec<Arc<Peers>> {
-    let mut opened = OPENED.lock();
-    opened.retain(|peers| peers.strong_count() > 0);
-    opened.iter().filter_map(Weak::upgrade).filter(|peers| !peers.context.has_ended()).collect()
+    let mut known = OPENED.lock();
+    known.retain(|peers| peers.strong_count() > 0);
+    let mut opened: Vec<_> = known.iter().filter_map(Weak::upgrade).collect();
+    drop(known);
+    // Not before: to leave one out may be its end.
+    opened.retain(|peers| !peers.context.has_ended());
+    opened
 }
 
 /// The context of a GPU that is open.
