@@ -518,6 +518,8 @@ unsafe impl Device for HostDevice {
                 invalid(CALL, "work on a stream must not wait for an event")
             }
             Event::Shared(event) => {
+                // What the system refuses for good is told here.
+                event.query()?;
                 event.wait(event.recorded());
                 Ok(())
             }

@@ -120,16 +120,12 @@ impl SharedEvent {
     }
 
     /// Waits until the work before a record is done, or its process is gone. It asks again and again: valgrind keeps all
-    /// threads of the process waiting while one waits for such a lock (3.19).
+    /// threads of the process waiting while one waits for such a lock (3.19). No error ends it: what comes behind the event
+    /// would come before.
     pub(super) fn wait(&self, number: u64) {
         let mut pause = Duration::from_micros(10);
-        loop {
-            match self.try_wait(number) {
-                Ok(true) => return,
-                Ok(false) => thread::sleep(pause),
-                // A panic of the work on a stream is reported by the next call that waits for it.
-                Err(error) => panic!("an event of another process cannot be waited for: {error}"),
-            }
+        while !self.try_wait(number).unwrap_or(false) {
+            thread::sleep(pause);
             pause = (2 * pause).min(Duration::from_millis(1));
         }
     }
@@ -166,5 +162,42 @@ fn lock(file: &CloseOnFork, kind: libc::c_int, number: u64) -> Result<bool, Errn
             Errno::AGAIN | Errno::ACCESS => return Ok(false),
             error => return Err(error),
         }
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::RawFd;
+
+    use super::*;
+    use crate::fixtures::alone;
+
+    fn put(file: &impl AsRawFd, at: RawFd) {
+        // SAFETY: the number is that of a descriptor which the test has.
+        assert_eq!(unsafe { libc::dup2(file.as_raw_fd(), at) }, at);
+    }
+
+    #[test]
+    fn a_wait_outlasts_errors_of_the_system() {
+        alone("device::host::shared_event::tests::a_wait_outlasts_errors_of_the_system", || {
+            let (own, file) = SharedEvent::create().unwrap();
+            let event = SharedEvent::open(&file).unwrap();
+            let pending = own.record().unwrap();
+            let waiting = event.waiting.here().unwrap();
+            let (at, whole) = (waiting.as_raw_fd(), waiting.try_clone().unwrap());
+            // What cannot be read cannot be locked.
+            put(&File::options().write(true).open("/dev/null").unwrap(), at);
+            assert!(event.query().is_err());
+            thread::scope(|scope| {
+                let waits = scope.spawn(|| event.wait(event.recorded()));
+                thread::sleep(Duration::from_millis(20));
+                let goes_on = !waits.is_finished();
+                put(&whole, at);
+                thread::sleep(Duration::from_millis(20));
+                assert!(goes_on && !waits.is_finished(), "the work before is not done");
+                drop(pending);
+            });
+        });
     }
 }
