@@ -1,12 +1,14 @@
 //! Looking at budgets without joining them: no slot is taken, and nothing is written.
 //!
-//! The table is read, not mapped. So whoever owns the file can harm nobody who looks, such as root.
+//! The table is read, not mapped, and a look takes a limited time, whatever is locked. So whoever owns the file can harm nobody who
+//! looks, such as root.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::mem::offset_of;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::time::Instant;
 
 use super::lease::Lease;
 use super::mapped::KIND;
@@ -14,6 +16,7 @@ use super::table::{ORDER, Slot, Table};
 use super::tenants::{is_a_name, largest_first, program};
 use super::{folder, seat};
 use crate::figures::tenant::{SeenBudget, Tenant};
+use crate::policy::other_processes::STOPPED;
 
 /// The number of the word that lies so many bytes behind the start.
 const fn word(offset: usize) -> usize {
@@ -25,15 +28,25 @@ const MOST: usize = 4096;
 
 /// All budgets in the folders that this process may look into, by name.
 pub(super) fn all() -> Vec<SeenBudget> {
-    let files = |folder: std::path::PathBuf| fs::read_dir(folder).into_iter().flatten().flatten().take(MOST);
-    let found = folder::all().into_iter().flat_map(files).filter_map(|file| at(&file.path()).ok().flatten());
-    let mut all: Vec<_> = found.collect();
+    let in_folder = |folder: std::path::PathBuf| {
+        // What is left then is left out: of this folder, which may be another user's.
+        let until = latest();
+        let files = fs::read_dir(folder).into_iter().flatten().flatten().take(MOST);
+        let looked_at = files.take_while(move |_| Instant::now() < until);
+        looked_at.filter_map(move |file| at(&file.path(), until).ok().flatten())
+    };
+    let mut all: Vec<_> = folder::all().into_iter().flat_map(in_folder).collect();
     all.sort_by(|one, other| (&one.name, &one.path).cmp(&(&other.name, &other.path)));
     all
 }
 
-/// The budget in this file; `None` where there is no such file.
-pub(super) fn at(path: &Path) -> Result<Option<SeenBudget>, String> {
+/// Until when a look that begins now asks who is there.
+pub(super) fn latest() -> Instant {
+    Instant::now() + STOPPED
+}
+
+/// The budget in this file; `None` where there is no such file. After `until`, a process counts as what its slot says.
+pub(super) fn at(path: &Path, until: Instant) -> Result<Option<SeenBudget>, String> {
     let Some(name) = path.file_name().and_then(|name| name.to_str()).filter(|name| is_a_name(name)) else {
         return Ok(None);
     };
@@ -47,7 +60,7 @@ pub(super) fn at(path: &Path) -> Result<Option<SeenBudget>, String> {
     let used_and_kept = words[word(offset_of!(Table, used))];
     let used = (used_and_kept as u32) as usize;
     let slots = words[word(offset_of!(Table, slots))..].chunks_exact(word(size_of::<Slot>())).take(used);
-    let tenants = slots.enumerate().filter_map(|(slot, words)| tenant(&file, slot, words)).collect();
+    let tenants = slots.enumerate().filter_map(|(slot, words)| tenant((&file, until), slot, words)).collect();
     Ok(Some(SeenBudget {
         name: name.to_owned(),
         path: path.to_owned(),
@@ -75,7 +88,7 @@ fn read(file: &File) -> Result<Vec<u64>, String> {
 }
 
 /// What a slot says; `None` where nobody has it, or nothing of who had it counts.
-fn tenant(file: &File, at: usize, words: &[u64]) -> Option<Tenant> {
+fn tenant((file, until): (&File, Instant), at: usize, words: &[u64]) -> Option<Tenant> {
     // The upper half says whether the process has joined.
     if words[word(offset_of!(Slot, joined))] >> 32 == 0 {
         return None;
@@ -86,11 +99,43 @@ fn tenant(file: &File, at: usize, words: &[u64]) -> Option<Tenant> {
     }
     slot.spaces.store(words[word(offset_of!(Slot, spaces))], ORDER);
     let owner: Lease = slot.owner()?;
-    if !seat::is_taken(file, at) && !owner.is_ending() {
+    if Instant::now() < until && !seat::is_taken(file, at) && !owner.is_ending() {
         // As if it were settled.
-        slot.settle(owner, seat::lent_bytes(file, at));
+        slot.settle(owner, seat::lent_bytes(file, at, Some(until)));
         slot.owner()?;
     }
     let [held, floor, claim] = [&slot.held, &slot.floor, &slot.claim].map(|word| word.load(ORDER));
     Some(Tenant { pid: owner.pid(), program: program(owner), held, floor, claim })
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use std::time::Duration;
+
+    use nix::fcntl::{FcntlArg, fcntl};
+
+    use super::super::mapped::Register;
+    use super::super::modelled::SLOTS;
+    use super::*;
+
+    #[test]
+    fn who_claims_all_seats_for_long_keeps_nobody_who_looks() {
+        let folder = tempfile::tempdir().unwrap();
+        let of_test = folder::Folder { path: folder.path().to_owned(), mode: 0o600, is_shared: false };
+        let register = Register::open(&of_test, "register").unwrap();
+        register.used.store(SLOTS as u32, ORDER);
+        for slot in &register.slots {
+            slot.owner.store(Lease::mine().unwrap().bits(), ORDER);
+            slot.joined.store(1, ORDER);
+        }
+        let path = folder.path().join("register");
+        let claims = File::options().write(true).open(&path).unwrap();
+        let (l_type, l_whence) = (libc::F_WRLCK as libc::c_short, libc::SEEK_SET as libc::c_short);
+        let all = libc::flock { l_type, l_whence, l_start: 0, l_len: SLOTS as libc::off_t, l_pid: 0 };
+        fcntl(&claims, FcntlArg::F_OFD_SETLK(&all)).unwrap();
+        let began = Instant::now();
+        let seen = at(&path, began + Duration::from_millis(100)).unwrap().unwrap();
+        assert_eq!(seen.tenants.len(), SLOTS);
+        assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    }
 }

@@ -186,6 +186,7 @@ mod lease {
 /// Locks on the file.
 mod seat {
     use std::io;
+    use std::time::Instant;
 
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicU32, Ordering};
@@ -235,7 +236,7 @@ mod seat {
     }
 
     /// Nothing is shared.
-    pub(super) fn lent_bytes(_: &Locks, _: usize) -> u64 {
+    pub(super) fn lent_bytes(_: &Locks, _: usize, _: Option<Instant>) -> u64 {
         0
     }
 }

@@ -191,7 +191,7 @@ impl Register {
             // As long as the process lives.
             std::mem::forget(seat);
         } else if let Some(owner) = slot.owner() {
-            slot.held.store(seat::lent_bytes(self.file(), seat.slot), ORDER);
+            slot.held.store(seat::lent_bytes(self.file(), seat.slot, None), ORDER);
             slot.settle(owner, u64::MAX);
         }
     }
@@ -205,7 +205,7 @@ impl Register {
             // A process that ends may let go of its seat before the driver has its memory back: its threads end at once. One
             // that becomes another program lets go of its seat last.
             if let Some(owner) = slot.owner().filter(|owner| !owner.is_ending()) {
-                slot.settle(owner, seat::lent_bytes(self.file(), at));
+                slot.settle(owner, seat::lent_bytes(self.file(), at, None));
             }
         }
     }

@@ -107,11 +107,15 @@ pub(super) fn lend(register: &File, slot: usize, addresses: Range<u64>) -> io::R
     Ok(file.into())
 }
 
-/// Bytes of the process's memory that somebody has open. What several have counts once.
-pub(super) fn lent_bytes(register: &File, slot: usize) -> u64 {
+/// Bytes of the process's memory that somebody has open. What several have counts once. All of it, where it takes longer than `until`
+/// to ask.
+pub(super) fn lent_bytes(register: &File, slot: usize, until: Option<Instant>) -> u64 {
     let mut bytes = 0;
     let mut parts = vec![window(slot)];
     while let Some(part) = parts.pop() {
+        if until.is_some_and(|until| Instant::now() >= until) {
+            return u64::MAX;
+        }
         match first_lock(register, part.clone()) {
             Ok(None) => {}
             Ok(Some((_, found))) => {
@@ -203,20 +207,23 @@ mod tests {
     #[test]
     fn what_several_have_open_counts_once_and_as_long_as_one_has_it() {
         let (_still, file) = file();
-        assert_eq!(lent_bytes(&file, 3), 0);
+        assert_eq!(lent_bytes(&file, 3, None), 0);
         let first = lend(&file, 3, 0x1000..0x5000).unwrap();
         let second = lend(&file, 3, 0x3000..0x8000).unwrap();
         let far = lend(&file, 3, 0x7f00_0000_0000..0x7f00_0000_1000).unwrap();
         let _of_another = lend(&file, 4, 0..0x1000).unwrap();
-        assert_eq!((lent_bytes(&file, 3), lent_bytes(&file, 4), lent_bytes(&file, 2)), (0x8000, 0x1000, 0));
+        assert_eq!(
+            (lent_bytes(&file, 3, None), lent_bytes(&file, 4, None), lent_bytes(&file, 2, None)),
+            (0x8000, 0x1000, 0)
+        );
         let copy = first.try_clone().unwrap();
         drop((first, far));
-        assert_eq!(lent_bytes(&file, 3), 0x7000);
+        assert_eq!(lent_bytes(&file, 3, None), 0x7000);
         let kept = keep_open(&copy).unwrap();
         drop((copy, second));
-        assert_eq!(lent_bytes(&file, 3), 0x4000);
+        assert_eq!(lent_bytes(&file, 3, None), 0x4000);
         drop(kept);
-        assert_eq!(lent_bytes(&file, 3), 0);
+        assert_eq!(lent_bytes(&file, 3, None), 0);
     }
 
     #[test]
@@ -225,15 +232,15 @@ mod tests {
         let other = reopen(&file, false).unwrap();
         lock(&other, libc::F_RDLCK, 0..0).unwrap(); // to the end of all files
         assert!(is_taken(&file, 7));
-        assert_eq!((lent_bytes(&file, 0), lent_bytes(&file, 62)), (WINDOW, WINDOW));
+        assert_eq!((lent_bytes(&file, 0, None), lent_bytes(&file, 62, None)), (WINDOW, WINDOW));
         drop(other);
         let other = reopen(&file, false).unwrap();
         for piece in 0..3000_u64 {
             let at = window(1).start + piece * 16;
             lock(&other, libc::F_RDLCK, at..at + 1).unwrap();
         }
-        assert_eq!(lent_bytes(&file, 1), 3000);
-        assert_eq!(lent_bytes(&file, 2), 0);
+        assert_eq!(lent_bytes(&file, 1, None), 3000);
+        assert_eq!(lent_bytes(&file, 2, None), 0);
     }
 
     #[test]

@@ -84,7 +84,7 @@ impl Tenancy {
     /// The budget with this name, as it is now.
     pub(in crate::budgets) fn look(name: &str) -> Result<Option<SeenBudget>> {
         let place = Place::of(name)?;
-        look::at(&place.path()).map_err(|what| place.refused(what))
+        look::at(&place.path(), look::latest()).map_err(|what| place.refused(what))
     }
 
     /// All budgets that this process may look at.
