@@ -210,10 +210,14 @@ impl Inventory {
 
     /// Creates a page, in physical memory that no page had before.
     pub(super) fn create_page(&mut self, bytes: u64) -> DeviceResult<(PageHandle, Extent)> {
-        self.check_size("create_page", bytes)?;
-        self.take("create_page", bytes)?;
-        let offset = self.next_offset;
-        self.next_offset += bytes;
+        const CALL: &str = "create_page";
+        self.check_size(CALL, bytes)?;
+        // Offsets do not begin again: an early page may be live.
+        let Some(next_offset) = self.next_offset.checked_add(bytes) else {
+            return Err(DeviceError::OutOfMemory { call: CALL, requested: bytes });
+        };
+        self.take(CALL, bytes)?;
+        let offset = std::mem::replace(&mut self.next_offset, next_offset);
         let key = self.pages.insert(Page { bytes, offset, mappings: 0, imported: false, released: false });
         // SAFETY: the number stands for the page just made, until `release_page`.
         let page = unsafe { PageHandle::from_raw(key.data().as_ffi()) };

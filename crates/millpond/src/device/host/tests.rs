@@ -120,3 +120,13 @@ fn a_terabyte_of_addresses_can_be_reserved() {
     // SAFETY: nothing was mapped.
     unsafe { device.unreserve(at, 1 << 40) }.unwrap();
 }
+
+#[test]
+fn no_page_gets_the_memory_of_another_however_many_are_made() {
+    let options = HostOptions::default().capacity(u64::MAX);
+    // SAFETY: as in `host`.
+    let device = unsafe { Trusted::new(HostDevice::with_options(options).unwrap()) };
+    let _first = device.create_page(1 << 62).unwrap();
+    // No file is longer. The numbers of its bytes do not begin again.
+    assert!((0..8).all(|_| device.create_page(1 << 62).is_err()));
+}
