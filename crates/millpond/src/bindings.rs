@@ -26,6 +26,8 @@ use crate::sharing::{Received, SharedEvent};
 pub use crate::system::file_limit::refusing as within_file_limit;
 pub use crate::system::lock::{Condvar, Mutex, MutexGuard, RwLock};
 pub use crate::system::process::{Forked, PerProcess, Process, on_fork};
+/// For the files that commands are given.
+pub use crate::system::short_file::{read_short, read_short_text};
 use crate::typed::{Buffer, Opened};
 
 impl Shortcut {

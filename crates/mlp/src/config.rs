@@ -1,10 +1,9 @@
 //! The settings of a run: defaults, a TOML file, and flags over both.
 
 use std::fmt::Display;
-use std::fs::File;
-use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use millpond::bindings::read_short_text;
 use millpond::device::DeviceChoice;
 use millpond_baselines::{MILLPOND, NAMES};
 use serde::de::{Deserialize, Deserializer, Error as _};
@@ -96,7 +95,7 @@ impl Config {
     /// [`Error::Io`] where it cannot be read, [`Error::ConfigFile`] where it is no TOML, has an unknown key, or a value
     /// that makes no sense.
     pub fn read(file: &Path) -> Result<Self> {
-        let text = text_of(file).map_err(|source| Error::Io {
+        let text = read_short_text(file, 1).map_err(|source| Error::Io {
             path: file.to_owned(),
             action: "read the settings",
             source,
@@ -223,18 +222,6 @@ fn thousands(number: usize) -> impl Display {
     let digits = number.to_string();
     let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy).collect();
     groups.join(",")
-}
-
-/// A device may be read without end.
-fn text_of(file: &Path) -> io::Result<String> {
-    /// More than any file of settings has.
-    const MOST_BYTES: u64 = 1 << 20;
-    let mut text = String::new();
-    if File::open(file)?.take(MOST_BYTES + 1).read_to_string(&mut text)? as u64 > MOST_BYTES {
-        let what = "it has more than 1 MiB: name a file of settings, in TOML";
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, what));
-    }
-    Ok(text)
 }
 
 /// The parser's message without its drawing, with the line and the key it is about.

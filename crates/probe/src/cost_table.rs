@@ -6,10 +6,9 @@
 //! has the built-in value, that of [`CostTable::h200`].
 
 use std::fmt::Write;
-use std::fs;
-use std::io::{self, Read};
 use std::path::Path;
 
+use millpond::bindings::read_short_text;
 use millpond::device::sim::{BySize, CostTable};
 use millpond_bench::Machine;
 use serde::de::Error as _;
@@ -227,21 +226,11 @@ pub fn written(machine: &Machine, rows: &[Row]) -> String {
 /// # Errors
 /// [`Error::Unreadable`], and [`Error::CostTable`] with line, key, and what is wrong.
 pub fn read(path: &Path) -> Result<CostTable> {
-    let text = text_of(path).map_err(|source| Error::Unreadable { path: path.to_owned(), source })?;
+    let text =
+        read_short_text(path, 1).map_err(|source| Error::Unreadable { path: path.to_owned(), source })?;
     let file = toml::from_str::<File>(&text);
     file.map(File::costs)
         .map_err(|error| Error::CostTable { path: path.to_owned(), what: one_line(&error, &text) })
-}
-
-/// A device may be read without end.
-fn text_of(path: &Path) -> io::Result<String> {
-    /// More than any file of costs has.
-    const MOST_BYTES: u64 = 1 << 20;
-    let mut text = String::new();
-    if fs::File::open(path)?.take(MOST_BYTES + 1).read_to_string(&mut text)? as u64 > MOST_BYTES {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it has more than 1 MiB"));
-    }
-    Ok(text)
 }
 
 /// The parser's message without its drawing, with the line and the key that it is about.
@@ -268,7 +257,11 @@ mod tests {
     #[test]
     fn a_device_is_not_read_without_end() {
         let error = read(Path::new("/dev/zero")).unwrap_err().to_string();
-        assert!(error.starts_with("/dev/zero: cannot read the costs: it has more than 1 MiB; "), "{error}");
+        assert!(
+            error
+                .starts_with("/dev/zero: cannot read the costs: it has more than 1 MiB: name another file; "),
+            "{error}"
+        );
     }
 
     fn row(section: Section, what: &str, bytes: Option<u64>, unit: Unit, median: f64) -> Row {
@@ -301,9 +294,9 @@ mod tests {
     fn read_text(text: &str) -> Result<CostTable> {
         let path =
             std::env::temp_dir().join(format!("millpond-costs-{}-{}.toml", std::process::id(), text.len()));
-        fs::write(&path, text).unwrap();
+        std::fs::write(&path, text).unwrap();
         let costs = read(&path);
-        fs::remove_file(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
         costs
     }
 

@@ -1,10 +1,9 @@
 //! Runs random programs, or one of them again.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use millpond::bindings::read_short;
 use millpond_soak::{Options, Program, Report, Tenant, repeat, repeat_number, soak, tenant};
 
 use super::args::SoakArgs;
@@ -117,7 +116,7 @@ fn in_words(report: &Report) -> String {
 }
 
 /// More than the longest program has.
-const MOST_BYTES: u64 = 256 << 20;
+const MOST_MIB: u64 = 256;
 
 fn run_again(args: &SoakArgs, path: &Path) -> Result<()> {
     let failed =
@@ -128,13 +127,7 @@ fn run_again(args: &SoakArgs, path: &Path) -> Result<()> {
         };
         repeat_number(&options(args), number)
     } else {
-        let mut text = Vec::new();
-        // A device may be read without end.
-        let read = File::open(path).and_then(|file| file.take(MOST_BYTES + 1).read_to_end(&mut text));
-        if read.map_err(failed)? as u64 > MOST_BYTES {
-            let what = "it has more than 256 MiB: this is no program of a finding";
-            return Err(failed(std::io::Error::new(std::io::ErrorKind::FileTooLarge, what)));
-        }
+        let text = read_short(path, MOST_MIB).map_err(failed)?;
         let program: Program = serde_json::from_slice(&text).map_err(|error| failed(error.into()))?;
         repeat(&program)
     };

@@ -4,11 +4,12 @@
 //! program's otherwise.
 
 use std::sync::OnceLock;
-use std::{env, fs, io};
+use std::{env, io};
 
 use super::{Amount, Budget};
 use crate::device::{Device, DeviceName};
 use crate::error::{Error, Result};
+use crate::system::short_file::read_short_text;
 
 /// The most that all pools of a process hold on a device.
 const LIMIT: &str = "MILLPOND_LIMIT";
@@ -127,7 +128,7 @@ fn file() -> Result<&'static [(String, String)]> {
     let read = || {
         let named = env::var_os(FILE).filter(|path| !path.is_empty());
         let path = named.clone().unwrap_or_else(|| USUAL_FILE.into());
-        match fs::read_to_string(&path) {
+        match read_short_text(path.as_ref(), 1) {
             Ok(text) => lines(&text).map_err(|why| format!("{}: {why}", path.display())),
             Err(error) if error.kind() == io::ErrorKind::NotFound && named.is_none() => Ok(Vec::new()),
             Err(error) => Err(format!("{}: it cannot be read: {error}", path.display())),

@@ -9,4 +9,5 @@ pub(crate) mod host_memory;
 pub(crate) mod lock;
 pub(crate) mod open_file;
 pub(crate) mod process;
+pub(crate) mod short_file;
 pub(crate) mod socket_peer;

@@ -89,6 +89,7 @@ fn a_file_limits_where_the_environment_says_nothing() {
     run("128", |command| _ = command.env("MILLPOND_CONFIG", &path));
     run("64", |command| _ = command.env("MILLPOND_CONFIG", &path).env("MILLPOND_LIMIT", "64MiB"));
     run("cannot be read", |command| _ = command.env("MILLPOND_CONFIG", "/nonexistent"));
+    run("it has more than 1 MiB", |command| _ = command.env("MILLPOND_CONFIG", "/dev/zero"));
     let path = file(folder.path(), "LIMIT=1GiB\n");
     run("line 1: 'LIMIT=1GiB'", |command| _ = command.env("MILLPOND_CONFIG", &path));
 }
