@@ -13,6 +13,8 @@ use crate::capture::CapturePool;
 use crate::core::freeing;
 use crate::device::{Device, DevicePtr, StreamHandle};
 use crate::error::Result;
+/// For what is printed of names from elsewhere.
+pub use crate::live::figures::is_unshown;
 /// Warns by `tracing`, or on the standard error if nobody listens there, as in most programs in C.
 pub use crate::log::warn_in_any_case as warn;
 use crate::order::{RegisteredStream, Stream};

@@ -12,6 +12,8 @@ use std::io::{Error, ErrorKind, IsTerminal, Result, Write};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use millpond::bindings::is_unshown;
+
 /// Why a line that was said first did not arrive.
 static LOST: Mutex<Option<Error>> = Mutex::new(None);
 
@@ -119,7 +121,7 @@ pub(crate) fn remark(line: &str) {
         return;
     }
     if !is_quiet() {
-        to_stderr(&on_a_terminal(line));
+        to_stderr(&on_a_terminal(&tame_line(line)));
     }
 }
 
@@ -170,23 +172,33 @@ pub(crate) fn wrapped(paragraph: &str, width: usize) -> String {
     lines
 }
 
-/// Text from files may hold what commands a terminal: that is shown, not sent.
-fn tame(line: &str) -> Cow<'_, str> {
-    let commands = |c: char| c.is_control() && c != '\n';
-    if !line.contains(commands) {
-        return Cow::Borrowed(line);
+/// Text from files may hold what commands a terminal, or turns the order of what it shows: that is shown, not sent.
+fn tame(text: &str) -> Cow<'_, str> {
+    escaped(text, |c| is_unshown(c) && c != '\n')
+}
+
+/// The same of what is one line: a name may have several.
+fn tame_line(text: &str) -> Cow<'_, str> {
+    escaped(text, is_unshown)
+}
+
+fn escaped(text: &str, is_escaped: impl Fn(char) -> bool) -> Cow<'_, str> {
+    if !text.contains(&is_escaped) {
+        return Cow::Borrowed(text);
     }
-    let shown = |c: char| if commands(c) { c.escape_default().to_string() } else { c.to_string() };
-    line.chars().map(shown).collect::<String>().into()
+    let shown = |c: char| if is_escaped(c) { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(shown).collect::<String>().into()
 }
 
 /// Prints the error that ends the program to stderr.
 pub(crate) fn complain(error: &str) {
-    to_stderr(&on_a_terminal(&format!("millpond: {error}")));
+    to_stderr(&on_a_terminal(&tame_line(&format!("millpond: {error}"))));
 }
 
 /// A table with its columns aligned: the first to the left, the others to the right.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
+    let tame = |row: &Vec<String>| row.iter().map(|cell| tame_line(cell).into_owned()).collect();
+    let rows: Vec<Vec<String>> = rows.iter().map(tame).collect();
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
         rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
@@ -249,6 +261,13 @@ mod tests {
             "\\u{1b}]0;mine\\u{7}\\ttwo\nlines\\u{9b}2J"
         );
         assert_eq!(tame("Größe 5 %"), "Größe 5 %");
+        assert_eq!(tame("gpj.\u{202e}exe"), "gpj.\\u{202e}exe");
+    }
+
+    #[test]
+    fn a_name_makes_no_lines() {
+        assert_eq!(tame_line("a\nmillpond: all is well"), "a\\nmillpond: all is well");
+        assert_eq!(table(&[vec!["a\nb".to_owned(), "1".to_owned()]]), "a\\nb  1");
     }
 
     #[test]

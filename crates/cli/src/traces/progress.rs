@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use millpond::bindings::is_unshown;
 
 use crate::terminal::{ProgressLines, is_quiet};
 
@@ -58,7 +59,7 @@ impl TraceProgress {
 }
 
 fn line(trace: &str, doing: &str) -> String {
-    format!("{trace}: {doing}").replace(char::is_control, "?")
+    format!("{trace}: {doing}").replace(is_unshown, "?")
 }
 
 impl Drop for TraceProgress {

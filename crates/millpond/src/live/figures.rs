@@ -86,7 +86,7 @@ pub struct SizeRow {
 
 /// Whether a terminal shows something else than this character: what controls it, or the order and the joining of others.
 /// (Unicode's categories Cc, Zl and Zp, and those of Cf that are no letters' parts.)
-pub(super) fn is_unshown(c: char) -> bool {
+pub fn is_unshown(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
         || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')

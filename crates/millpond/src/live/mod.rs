@@ -54,7 +54,7 @@
 mod answering;
 mod error_folder;
 mod errors;
-mod figures;
+pub(crate) mod figures;
 mod look;
 mod side_by_side;
 mod who;
