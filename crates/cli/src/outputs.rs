@@ -1,11 +1,13 @@
 //! The files that a command writes. Whether they can be written is found out before the work. They are written beside and
 //! renamed, so that a file is whole at any time, also where the command is killed.
 //!
-//! `-` is stdout, as other tools have it; a file of that name is `./-`.
+//! `-` is stdout, as other tools have it; a file of that name is `./-`. So is what leads to where stdout goes: `/dev/stdout`, or
+//! the file of `> FILE`.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata, OpenOptions, Permissions, canonicalize, metadata, read_link};
 use std::io::{BufWriter, ErrorKind, Write};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
@@ -187,8 +189,21 @@ pub(crate) fn write_json(file: Output, told: &impl Serialize) -> Result<()> {
     file.write(&(text + "\n"))
 }
 
-fn is_stdout(path: &Path) -> bool {
+fn is_dash(path: &Path) -> bool {
     path == Path::new("-")
+}
+
+/// Whether what is written there goes where stdout goes. `/dev/null` keeps nothing, so nothing mixes there.
+fn is_stdout(path: &Path) -> bool {
+    let place = |file: Metadata| (file.dev(), file.ino());
+    let there = metadata(path).ok().map(place);
+    let is_same = || there == stdout_itself().map(place) && there != metadata("/dev/null").ok().map(place);
+    is_dash(path) || there.is_some() && is_same()
+}
+
+/// `None` where it is closed.
+fn stdout_itself() -> Option<Metadata> {
+    File::from(std::io::stdout().as_fd().try_clone_to_owned().ok()?).metadata().ok()
 }
 
 /// Says where something was written, unless that was to stdout.
@@ -198,14 +213,17 @@ pub(crate) fn say_written(path: &Path) {
     }
 }
 
-/// Refuses `-` where only a file or a folder will do.
+/// Refuses stdout where only a file or a folder will do.
 ///
 /// # Errors
 /// [`Error::Usage`], which names the flag.
 pub(crate) fn refuse_stdout(flag: &str, path: Option<&Path>, why: &str) -> Result<()> {
     match path {
-        Some(path) if is_stdout(path) => {
+        Some(path) if is_dash(path) => {
             Err(Error::Usage(format!("{flag} -: {why}; for one of the name '-' say ./-")))
+        }
+        Some(path) if is_stdout(path) => {
+            Err(Error::Usage(format!("{flag} {}: this is standard output; {why}", path.display())))
         }
         _ => Ok(()),
     }
@@ -213,7 +231,7 @@ pub(crate) fn refuse_stdout(flag: &str, path: Option<&Path>, why: &str) -> Resul
 
 /// The files that a program's words name: itself, a script, what it reads.
 pub(crate) fn files_among(words: &[OsString]) -> Vec<&Path> {
-    words.iter().map(Path::new).filter(|path| !is_stdout(path) && path.is_file()).collect()
+    words.iter().map(Path::new).filter(|path| !is_dash(path) && path.is_file()).collect()
 }
 
 /// Refuses to write over what is read, to read standard input twice, and to write two things to one file.
@@ -222,20 +240,20 @@ pub(crate) fn files_among(words: &[OsString]) -> Vec<&Path> {
 /// [`Error::Usage`], which names the file.
 pub(crate) fn refuse_clashes(read: &[&Path], written: &[Option<&Path>]) -> Result<()> {
     let mut taken: Vec<(Identity, &str)> = Vec::new();
-    if read.iter().filter(|path| is_stdout(path)).count() > 1 {
+    if read.iter().filter(|path| is_dash(path)).count() > 1 {
         return Err(Error::Usage("-: standard input is one trace; name a file for the other".to_owned()));
     }
     taken.extend(read.iter().filter_map(|path| {
-        let path = if is_stdout(path) { Path::new("/dev/stdin") } else { path };
+        let path = if is_dash(path) { Path::new("/dev/stdin") } else { path };
         Some((Identity::of(path)?, "is read"))
     }));
     for path in written.iter().flatten() {
         let file = if is_stdout(path) { Some(Identity::Stdout) } else { Identity::of(path) };
         let Some(file) = file else { continue };
         if let Some((_, what_for)) = taken.iter().find(|(other, _)| *other == file) {
-            let name =
-                if file == Identity::Stdout { "- (standard output)".into() } else { path.to_string_lossy() };
-            return Err(Error::Usage(format!("{name}: {what_for}; name another file")));
+            let name = path.display();
+            let of = if file == Identity::Stdout { " (standard output)" } else { "" };
+            return Err(Error::Usage(format!("{name}{of}: {what_for}; name another file")));
         }
         taken.push((file, "is written to already"));
     }

@@ -559,6 +559,11 @@ fn a_file_named_by_a_dash_is_alone_on_stdout() {
     let rows: Value = serde_json::from_str(&stdout(&output)).unwrap();
     assert_eq!(rows[0]["allocators"][0]["allocator"], "driver");
     assert!(stderr(&output).contains("Device calls by kind"), "{}", stderr(&output));
+    // The same by its other names.
+    for name in ["/dev/stdout", "/proc/self/fd/1"] {
+        let same: Value = serde_json::from_str(&stdout(&replayed(&["--json", name]))).unwrap();
+        assert_eq!(same[0]["possible"], rows[0]["possible"]);
+    }
 
     let page = stdout(&replayed(&["--report", "-"]));
     assert!(page.starts_with("<!doctype html>") && page.trim_end().ends_with("</html>"));
@@ -576,6 +581,25 @@ fn a_file_named_by_a_dash_is_alone_on_stdout() {
     let both = replayed(&["--json", "-", "--report", "-"]);
     assert_eq!((both.status.code(), both.stdout.len()), (Some(2), 0));
     assert_eq!(stderr(&both), "millpond: - (standard output): is written to already; name another file\n");
+    let both = replayed(&["--json", "-", "--report", "/dev/stdout"]);
+    let expected = "millpond: /dev/stdout (standard output): is written to already; name another file\n";
+    assert_eq!((both.stdout.len(), &*stderr(&both)), (0, expected));
+}
+
+#[test]
+fn a_file_that_has_stdout_has_nothing_else() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let (path, open) = (file.path(), || file.reopen().unwrap());
+    let mut command = command();
+    let command = command.arg("replay").arg(trace(GNN)).args(["--allocator", "driver", "--json"]).arg(path);
+    let output = command.stdout(open()).output().unwrap();
+    assert!(
+        output.status.success() && stderr(&output).contains("Device calls by kind"),
+        "{}",
+        stderr(&output)
+    );
+    let rows: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    assert_eq!(rows[0]["allocators"][0]["allocator"], "driver");
 }
 
 #[test]

@@ -20,6 +20,8 @@ fn wrong_usage_is_one_line_and_status_2() {
         (&["--watch", "--top", "true"], "--watch and --top exclude each other"),
         (&["--budget", "gpu0", "true"], "--"),
         (&["--json", "-", "true"], "--json -: the program has standard output"),
+        (&["--json", "/dev/stdout", "true"], "--json /dev/stdout: this is standard output; the program has"),
+        (&["--record", "/dev/stdout", "true"], "--record /dev/stdout: this is standard output; a recording"),
         (&["--json", "x", "--report", "x", "true"], "x: is written to already"),
     ];
     for (arguments, said) in wrong {
