@@ -168,6 +168,13 @@ def test_what_does_not_know_a_count_is_told_with_the_option() -> None:
     assert done.returncode == 1 and "say --item VALUE" in done.stderr, done.stderr
 
 
+@pytest.mark.parametrize("line", ["torch.compile(model)", "model.compile()", "model.forward = torch.compile()(model.forward)"])
+def test_compiled_code_is_told_before_the_figures(line: str) -> None:
+    done = of(f"import torch\nmodel = torch.nn.Linear(8, 8).cuda()\n{line}\nmodel(torch.ones(8, 8).cuda())\n")
+    assert done.returncode == 0, done.stderr
+    assert 0 < done.stdout.find("But: torch.compile is used, and the code is predicted as it is written") < done.stdout.find("requests"), done.stdout
+
+
 def test_a_loss_scaler_has_its_first_scale() -> None:
     program = """
 import torch

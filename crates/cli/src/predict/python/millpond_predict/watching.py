@@ -270,7 +270,10 @@ def run_eagerly() -> None:
     """Compiled code is predicted as the code that it is compiled from."""
 
     def compile(model: Any = None, **kwargs: Any) -> Any:
-        ANSWER.remark("torch.compile: predicted as eager code; compiled code mostly holds less")
+        ANSWER.say_first(
+            "torch.compile is used, and the code is predicted as it is written: compiled code mostly holds less. "
+            "A network of gated layers requested 21 % less. The figures are those without it"
+        )
         return model if model is not None else lambda model: model
 
     torch.compile = compile
