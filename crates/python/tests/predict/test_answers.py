@@ -24,6 +24,7 @@ total = 0
 total += int((x > 0).sum())
 shares = [int((x > 0).sum()) / 8, int((x > 0).sum()) / int((x > 1).sum())]
 assert total == 1 and shares == [0.125, 1.0]
+print("sum", sum(map(int, x > 0)), f"{sum(map(int, x > 0)) / 4}")
 print("count", int((x > 0).sum()), f"{int((x > 0).sum())} {int((x > 0).sum()):3d}")
 print("list", x.topk(3).indices.tolist(), x.long().view(4, 2).tolist()[0], 2 * x.long()[0].tolist())
 """
@@ -34,7 +35,7 @@ def test_counts_and_lists_are_printed_added_and_divided(tmp_path: Path) -> None:
     program.write_text(COUNTS)
     done = predict("--", PYTHON, str(program))
     assert done.returncode == 0, done.stderr
-    assert "count 1 1   1\nlist [0, 0, 0] [0, 0] 0\n" in done.stderr, done.stderr
+    assert "sum 8 2.0\ncount 1 1   1\nlist [0, 0, 0] [0, 0] 0\n" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,7 @@ def test_counts_and_lists_are_printed_added_and_divided(tmp_path: Path) -> None:
         "torch.zeros(int((x > 0).sum()))",
         "n = int((x > 0).sum())",
         "x[int((x > 0).sum()) - 1]",
+        "print(1 + int((x > 0).sum()))",
         "x.split(x.long().tolist())",
         "torch.tensor(x.long().tolist())",
         "torch.tensor([x.long().tolist()])",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import dis
+import functools
+import itertools
 import linecache
 import sys
 from typing import Any
@@ -21,57 +24,35 @@ def is_formatted() -> bool:
     return name in ("BINARY_MODULO", "INPLACE_MODULO") or (name == "BINARY_OP" and code[at + 1] in (6, 19))
 
 
-#: Numbers of the operators / and /=, and of +=, in Python 3.11 and later.
-DIVIDE, ADD_TO = (11, 24), 13
-
-#: Instructions that take nothing below what is computed beside a number, and those of them that take two values.
-TAKE_TWO = ("BINARY_OP", "BINARY_SUBSCR", "COMPARE_OP")
-PASSED = ("LOAD_", "PUSH_NULL", "KW_NAMES", "FORMAT_", "CONVERT_VALUE", "UNARY_", "BUILD_", *TAKE_TWO)
-
-FORMATS = {"FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC"}
-
-
 def is_counted() -> bool:
-    """Whether the result of `int(number)` is only added up (`n += int(number)`), divided, or printed, in the code that called the caller.
+    """Whether the result of `int(number)` is only added up, divided, or printed, in the code that called the caller.
 
-    The instructions behind the call are followed to the one that takes the number. Where that is not found, the answer is no.
+    Where Python does not know that code's place in a file, the answer is no.
     """
     frame = sys._getframe(2)
-    instructions = [one for one in dis.get_instructions(frame.f_code) if one.opname != "CACHE"]
-    at = next((at for at, one in enumerate(instructions) if one.offset == frame.f_lasti), len(instructions))
-    if at == len(instructions) or not instructions[at].opname.startswith("CALL"):
-        # It is no number for a size, as in `x[number]`.
-        return False
-    #: Values on Python's stack above the number.
-    above = 0
-    for one in instructions[at + 1 :]:
-        name, argument = one.opname, one.arg or 0
-        if name in FORMATS and above == (1 if name == "FORMAT_WITH_SPEC" or (name == "FORMAT_VALUE" and argument & 4) else 0):
-            return True
-        if name == "BINARY_OP" and above < 2:
-            return argument in DIVIDE or (above == 0 and argument == ADD_TO)
-        if name == "PRECALL":
-            # Python 3.11 calls in two instructions.
-            continue
-        if name == "CALL":
-            if above < argument + 2:
-                return above < argument and is_print(frame.f_code.co_filename, one)
-            above -= argument + 1
-            continue
-        if not name.startswith(PASSED) or above < (2 if name in TAKE_TWO else argument if name.startswith("BUILD_") else 0):
-            return False
-        above += dis.stack_effect(one.opcode, one.arg)
-        if above < 0:
-            return False
-    return False
+    # An instruction is two bytes.
+    place = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
+    return place in counted(frame.f_code.co_filename)
 
 
-def is_print(file: str, call: Any) -> bool:
-    """Whether a call is `print(...)`."""
-    place = getattr(call, "positions", None)
-    if place is None or place.lineno is None:
-        return False
-    return linecache.getline(file, place.lineno).encode()[place.col_offset :].startswith(b"print(")
+@functools.cache
+def counted(file: str) -> frozenset[Any]:
+    """The places of a file's calls whose results are only added up (`n += int(number)`), divided, or printed."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return frozenset()
+    taken: list[ast.expr] = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.AugAssign(op=ast.Add() | ast.Div()) | ast.FormattedValue():
+                taken.append(node.value)
+            case ast.BinOp(op=ast.Div()):
+                taken += node.left, node.right
+            case ast.Call(func=ast.Name(id="print")):
+                taken += node.args
+    calls = (call for call in taken if isinstance(call, ast.Call))
+    return frozenset((call.lineno, call.end_lineno, call.col_offset, call.end_col_offset) for call in calls)
 
 
 #: PyTorch's operations that take a number, and make no size of it: their names without underscores.
