@@ -23,6 +23,9 @@ pub use crate::physical::{Mapping, watch_mappings};
 pub use crate::policy::decay::DELAY as DECAY;
 use crate::pool::{Context, Pool};
 pub use crate::record::called_from::{CalledFrom, SourceFrame, called_from, freed_from};
+/// For `millpond run`, which says what was recorded.
+pub use crate::record::file::refuse_to_replace;
+pub use crate::record::names::{kept_name, recording_begun, recording_names};
 use crate::sharing::{Received, SharedEvent};
 /// Runs a write that the limit of file sizes may refuse, without the signal that ends the process.
 pub use crate::system::file_limit::refusing as within_file_limit;

@@ -7,7 +7,7 @@
 //! | `around` | the limit of another `millpond run` that this command runs under |
 //! | `handed` | files that its processes find, without a name |
 //! | `accounts` | what its processes told, and what is said of it |
-//! | `recorded` | whether it wrote the recording that it was asked for |
+//! | `recorded` | the recordings that it wrote |
 //! | `top` | what its pools hold while it runs |
 //! | `python/` | what Python processes begin with: PyTorch and others get their own interfaces |
 
@@ -25,7 +25,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use clap::{Args, Parser};
-use millpond::bindings::Amount;
+use millpond::bindings::{Amount, refuse_to_replace};
 
 use self::accounts::Told;
 use self::around::Bounds;
@@ -171,6 +171,13 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     if let Some(file) = args.record.as_deref().filter(|file| file.is_dir() || !file.exists()) {
         Output::open(file)?;
     }
+    if let Some(file) = args.record.as_deref().filter(|file| file.is_file()) {
+        refuse_to_replace(file).map_err(|source| Error::Io {
+            path: file.to_owned(),
+            action: "record to it",
+            source,
+        })?;
+    }
     if let (Some(file), Some(_)) = (&args.record, &page)
         && file.metadata().is_ok_and(|about| !about.is_file())
     {
@@ -191,8 +198,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let python = Handed::new("python", &archive(&PYTHON))?;
     let program = Program::new(&args.program);
     let out_of_reach = program.out_of_reach();
-    let environment =
-        environment((args, &bounds), &library, [&accounts, &python], recording.as_ref().map(Recorded::path))?;
+    let environment = environment((args, &bounds), &library, [&accounts, &python], recording.as_ref())?;
     let run = || program.run(&environment, Stdio::inherit());
     let ended = if args.top { top::beside(run)? } else { run()? };
     let told = Told::read(&accounts.read()?);
@@ -210,10 +216,19 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         said(write_json(json, &accounts::Json::new(&program.name(), &ended, &told)));
     }
     let Some(recording) = recording else { return outcome(ended) };
-    match (recording.file(&told.processes()), page, &args.report) {
-        (Some(file), Some(_), Some(report)) => said(write_report(&file, report)),
-        (Some(_), ..) => {}
-        (None, ..) => remark(&nothing_recorded(args, &recording, &told)),
+    let recordings = recording.by(&told.processes());
+    let Some(longest) = recordings.longest() else {
+        remark(&nothing_recorded(args, &recording, &told));
+        return outcome(ended);
+    };
+    if args.record.is_some() {
+        remark(&format!("millpond: {}", recordings.said()));
+    }
+    if let Some(page) = &args.report {
+        said(write_report(longest, page));
+        if recordings.files.len() > 1 {
+            remark(&of_several(args.record.is_some(), page, longest, recordings.files.len()));
+        }
     }
     outcome(ended)
 }
@@ -245,7 +260,7 @@ fn environment(
     (args, bounds): (&RunArgs, &Bounds),
     library: &Path,
     [accounts, python]: [&Handed; 2],
-    recording: Option<&Path>,
+    recording: Option<&Recorded>,
 ) -> Result<Vec<(&'static str, OsString)>> {
     let mut all = vec![
         ("LD_PRELOAD", preloaded(library)),
@@ -264,12 +279,13 @@ fn environment(
     all.extend(args.offload.as_ref().map(|what| ("MILLPOND_OFFLOAD", what.into())));
     if let Some(recording) = recording {
         // A program may go to another folder before it allocates.
-        let path = std::path::absolute(recording).map_err(|source| Error::Io {
-            path: recording.to_owned(),
+        let path = std::path::absolute(recording.path()).map_err(|source| Error::Io {
+            path: recording.path().to_owned(),
             action: "find its folder",
             source,
         })?;
         all.push(("MILLPOND_RECORD", path.into()));
+        all.push(("MILLPOND_RECORD_SINCE", recording.since().into()));
     }
     Ok(all)
 }
@@ -339,13 +355,27 @@ fn nothing_recorded(args: &RunArgs, recording: &Recorded, told: &Told) -> String
     };
     let mut line = format!("millpond: nothing was recorded: {why}");
     if let Some(file) = &args.record {
-        let earlier = if recording.was_there() { "is as it was before" } else { "is not there" };
+        let earlier = if recording.path().exists() { "is as it was before" } else { "is not there" };
         line += &format!("; {} {earlier}", file.display());
     }
     if let Some(page) = &args.report {
         line += &format!("; {} is not written", page.display());
     }
     line
+}
+
+/// What a page does not show.
+fn of_several(are_kept: bool, page: &Path, shown: &Path, number: usize) -> String {
+    let page = page.display();
+    match are_kept {
+        true => format!(
+            "millpond: {page} shows {}, the longest recording; millpond replay FILE --report PAGE shows another",
+            shown.display()
+        ),
+        false => format!(
+            "millpond: {page} shows the longest of {number} recordings, one for each process; --record FILE keeps all"
+        ),
+    }
 }
 
 /// The recording of the program as a page.

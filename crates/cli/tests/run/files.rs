@@ -1,7 +1,7 @@
 //! Figures, recordings and reports, and that nothing else stays.
 
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use millpond_replay::trace::Block;
@@ -91,6 +91,69 @@ fn a_program_that_allocates_nothing_is_told_that_nothing_is_recorded() {
     let files = ["--record", own.to_str().unwrap(), "--report", report.to_str().unwrap()];
     let said = stderr(&ran(&[&files[..], &["./linked", "pairs"]].concat()));
     assert!(report.exists() && !said.contains("nothing was recorded"), "{said}");
+}
+
+/// The blocks of each recording.
+fn blocks(paths: &[PathBuf]) -> Vec<usize> {
+    let read = |path: &PathBuf| millpond_replay::read::read(path, Default::default()).unwrap_or_default();
+    paths.iter().map(|path| read(path).iter().map(|trace| trace.blocks.len()).sum()).collect()
+}
+
+#[test]
+fn processes_one_after_another_have_a_recording_each() {
+    if built().is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let [record, page] = ["run.mprec", "run.html"].map(|name| dir.path().join(name));
+    let files = ["--record", record.to_str().unwrap(), "--report", page.to_str().unwrap()];
+    let recordings = || {
+        let entries = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path());
+        entries.filter(|path| path.extension() != page.extension()).collect::<Vec<_>>()
+    };
+    // The last one records as two programs of the same process.
+    let script = "./linked leaves; ./linked pairs; ./linked leaves; ./linked executes";
+    let output = ran(&[&files[..], &["--", "sh", "-c", script]].concat());
+    let (said, first) = (stderr(&output), recordings());
+    assert_eq!(first.len(), 5, "{first:?}: {said}");
+    let line = said.lines().find(|line| line.starts_with("millpond: recorded to ")).expect("it says so");
+    assert!(first.iter().all(|path| line.contains(path.to_str().unwrap())), "{first:?}: {line}");
+    let mut found = blocks(&first);
+    found.sort_unstable();
+    // What a program did just before it executed another one may be missing.
+    assert!(found[1..4] == [1; 3] && found[4] > 1, "{found:?}");
+    // The page is that of the longest.
+    let longest = first.iter().find(|path| blocks(&[path.to_path_buf()])[0] > 1).unwrap();
+    assert!(said.contains(&format!("{} shows {}, the longest", page.display(), longest.display())), "{said}");
+    // Another run takes the name, and keeps what has it as before.
+    let said = stderr(&ran(&[&files[..2], &["--", "./linked", "leaves"]].concat()));
+    assert!(said.contains(&format!("millpond: recorded to {}\n", record.display())), "{said}");
+    let second = recordings();
+    assert_eq!(second.len(), 6, "{second:?}");
+    assert!(
+        first.iter().all(|path| second.contains(path))
+            && second.contains(&record.with_extension("mprec.old"))
+    );
+    // What is replaced now is told.
+    let said = stderr(&ran(&[&files[..2], &["--", "./linked", "leaves"]].concat()));
+    assert!(said.contains("run.mprec.old is replaced: %p in the name"), "{said}");
+}
+
+#[test]
+fn a_file_that_is_no_recording_stops_the_run_before_it_begins() {
+    let dir = tempfile::tempdir().unwrap();
+    let [thesis, old] = ["thesis.tex", "thesis.tex.old"].map(|name| dir.path().join(name));
+    std::fs::write(&thesis, "ten years of work").unwrap();
+    let refused = |named: &Path| {
+        let output = ran(&["--record", thesis.to_str().unwrap(), "echo", "begun"]);
+        assert_eq!((output.status.code(), &output.stdout[..]), (Some(1), &b""[..]), "{}", stderr(&output));
+        let expected = format!("{} exists and is not a recording: name another file", named.display());
+        assert!(stderr(&output).contains(&expected), "{}", stderr(&output));
+    };
+    refused(&thesis);
+    std::fs::write(&thesis, b"\x89MPREC\r\n").unwrap();
+    std::fs::write(&old, "the year before").unwrap();
+    refused(&old);
 }
 
 #[test]

@@ -4,9 +4,11 @@ use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use super::chunks::file_head;
 use super::format::MAGIC;
+use super::names::{begun, kept_name, open_recording, recording_names};
 use crate::log::{log, warn_in_any_case};
 use crate::system::close_on_fork::CloseOnFork;
 use crate::system::file_limit;
@@ -23,23 +25,20 @@ pub(super) struct RecordFile {
     good: u64,
     /// Whether a write that failed may have left a part of a chunk.
     torn: bool,
-}
-
-/// The path with `%p` replaced by the process's number.
-pub(super) fn expanded(path: &Path) -> PathBuf {
-    match path.to_str() {
-        Some(text) if text.contains("%p") => text.replace("%p", &std::process::id().to_string()).into(),
-        _ => path.to_owned(),
-    }
+    /// Recordings that began since then are kept under their names.
+    keeps_since: Option<SystemTime>,
+    /// Whether `NAME.old` is a part of this recording.
+    has_rotated: bool,
 }
 
 impl RecordFile {
     /// Creates the file. An existing recording is kept beside it as `NAME.old`, in place of an older one. If a process
-    /// is still recording to it, the new name has the process's number. Another file, under either name, stays as it
-    /// is, and is an error.
-    pub(super) fn create(path: &Path) -> io::Result<Self> {
+    /// is still recording to it, or it began since `keeps_since`, it stays, and the new file has the next
+    /// [name](recording_names). Another file, under any of these names, stays as it is, and is an error.
+    pub(super) fn create(path: &Path, keeps_since: Option<SystemTime>) -> io::Result<Self> {
         let mut path = path.to_owned();
-        // Each turn is one that another process won.
+        let mut others = recording_names(&path, std::process::id()).skip(1);
+        // Each turn is one that another process won, or a name that is taken.
         for _ in 0..16 {
             // Names, sizes and call stacks are nobody else's business, whatever the umask.
             let open = || {
@@ -50,12 +49,11 @@ impl RecordFile {
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
-                    let own = with_process(&path);
-                    let (taken, instead) = (path.display(), own.display());
+                    let taken = std::mem::replace(&mut path, others.next().unwrap_or_default());
+                    let (taken, instead) = (taken.display(), path.display());
                     warn_in_any_case(&format!(
                         "another process records to {taken}; this one records to {instead}"
                     ));
-                    path = own;
                     continue;
                 }
                 // Pipes and some file systems know no locks.
@@ -64,26 +62,36 @@ impl RecordFile {
                 }
             }
             let found = file.metadata()?;
+            let new = |opened, is_named| Self::begin(opened, path.clone(), is_named, keeps_since);
             if !found.is_file() {
-                return Self::begin(opened, path, false);
+                return new(opened, false);
             }
             // The name may have gone to another file between opening and locking.
             if std::fs::metadata(&path).map(|there| there.ino()).ok() != Some(found.ino()) {
                 continue;
             }
             if found.len() == 0 {
-                return Self::begin(opened, path, found.nlink() > 0);
+                return new(opened, found.nlink() > 0);
             }
             refuse_what_is_no_recording(&path, file)?;
-            keep_as_old(&path)?;
+            if is_kept(file, keeps_since)? {
+                path = others.next().unwrap_or_default();
+            } else {
+                keep_as_old(&path, false)?;
+            }
         }
         Err(io::Error::other(
             "other processes keep taking this name: put %p, which becomes the process's number, into it",
         ))
     }
 
-    fn begin(file: CloseOnFork<File>, path: PathBuf, is_named: bool) -> io::Result<Self> {
-        let mut new = Self { file, path, is_named, good: 0, torn: false };
+    fn begin(
+        file: CloseOnFork<File>,
+        path: PathBuf,
+        is_named: bool,
+        keeps_since: Option<SystemTime>,
+    ) -> io::Result<Self> {
+        let mut new = Self { file, path, is_named, good: 0, torn: false, keeps_since, has_rotated: false };
         new.append(&file_head())?;
         Ok(new)
     }
@@ -100,9 +108,9 @@ impl RecordFile {
         if std::fs::metadata(&self.path)
             .is_ok_and(|there| (there.dev(), there.ino()) == (own.dev(), own.ino()))
         {
-            keep_as_old(&self.path)?;
+            keep_as_old(&self.path, self.has_rotated)?;
         }
-        *self = Self::create(&self.path)?;
+        *self = Self { has_rotated: true, ..Self::create(&self.path, self.keeps_since)? };
         Ok(())
     }
 
@@ -167,21 +175,48 @@ fn refuse_removed(file: &Metadata) -> io::Result<()> {
     Ok(())
 }
 
-/// The name that a recording of this name is kept under, unless another file has it.
-fn old_name(path: &Path) -> io::Result<PathBuf> {
-    let mut old = path.to_owned().into_os_string();
-    old.push(".old");
-    // A pipe without a writer is no recording, and is not waited for.
-    match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&old) {
-        Ok(older) => refuse_what_is_no_recording(Path::new(&old), &older)?,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error),
-    }
-    Ok(old.into())
+/// Whether a recording may take this name from what has it.
+///
+/// # Errors
+/// What has it, or `NAME.old`, is no recording or cannot be read.
+pub fn refuse_to_replace(path: &Path) -> io::Result<()> {
+    let there = open_recording(path)?;
+    refuse_what_is_no_recording(path, &there)?;
+    // What is empty is not kept.
+    if there.metadata()?.len() > 0 { old_name(path).map(drop) } else { Ok(()) }
 }
 
-fn keep_as_old(path: &Path) -> io::Result<()> {
-    std::fs::rename(path, old_name(path)?)
+/// Whether a recording that nobody writes to is to stay under its name.
+fn is_kept(mut file: &File, since: Option<SystemTime>) -> io::Result<bool> {
+    let Some(since) = since else { return Ok(false) };
+    file.seek(SeekFrom::Start(0))?;
+    Ok(begun(file).is_some_and(|begun| begun >= since))
+}
+
+/// The name that a recording of this name is kept under, unless another file has it. And whether an older recording has it.
+fn old_name(path: &Path) -> io::Result<(PathBuf, bool)> {
+    let old = kept_name(path);
+    match open_recording(&old) {
+        Ok(older) => {
+            refuse_what_is_no_recording(&old, &older)?;
+            Ok((old, older.metadata()?.len() > 0))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok((old, false)),
+        Err(error) => Err(error),
+    }
+}
+
+/// In place of an older one, which is nobody's loss where it is a part of the same recording.
+fn keep_as_old(path: &Path, is_of_the_same: bool) -> io::Result<()> {
+    let (old, is_taken) = old_name(path)?;
+    std::fs::rename(path, &old)?;
+    if is_taken && !is_of_the_same {
+        warn_in_any_case(&format!(
+            "the older recording {} is replaced: %p in the name, which becomes the process's number, keeps each",
+            old.display()
+        ));
+    }
+    Ok(())
 }
 
 /// An error unless the file is empty, or begins as a recording does.
@@ -199,20 +234,12 @@ fn refuse_what_is_no_recording(path: &Path, mut file: &File) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::AlreadyExists, what))
 }
 
-/// `run.mprec` as `run.PROCESS.mprec`.
-fn with_process(path: &Path) -> PathBuf {
-    let process = std::process::id();
-    let mut name = path.file_stem().unwrap_or_default().to_owned();
-    name.push(format!(".{process}"));
-    if let Some(extension) = path.extension() {
-        name.push(".");
-        name.push(extension);
-    }
-    path.with_file_name(name)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use super::super::chunks::Chunk;
+    use super::super::format::Record;
     use super::*;
 
     #[test]
@@ -221,7 +248,7 @@ mod tests {
         let path = folder.path().join("run.mprec");
         let earlier = [&MAGIC[..], b"earlier"].concat();
         std::fs::write(&path, &earlier).unwrap();
-        let mut file = RecordFile::create(&path).unwrap();
+        let mut file = RecordFile::create(&path, None).unwrap();
         file.append(b"now").unwrap();
         assert_eq!(file.path(), path);
         assert_eq!(std::fs::read(folder.path().join("run.mprec.old")).unwrap(), earlier);
@@ -238,7 +265,7 @@ mod tests {
         let refused = |there: &[u8], older: Option<&[u8]>, named: &Path| {
             std::fs::write(&path, there).unwrap();
             older.into_iter().for_each(|older| std::fs::write(&old, older).unwrap());
-            let error = RecordFile::create(&path).unwrap_err().to_string();
+            let error = RecordFile::create(&path, None).unwrap_err().to_string();
             assert!(error.starts_with(&named.display().to_string()), "{error}");
             assert_eq!(std::fs::read(&path).unwrap(), there);
             assert_eq!(std::fs::read(&old).ok().as_deref(), older);
@@ -254,16 +281,37 @@ mod tests {
         let (path, old) = (folder.path().join("run.mprec"), folder.path().join("run.mprec.old"));
         for round in [b"1", b"2", b"3"] {
             std::fs::write(&path, [&MAGIC[..], round].concat()).unwrap();
-            drop(RecordFile::create(&path).unwrap());
+            drop(RecordFile::create(&path, None).unwrap());
             assert!(std::fs::read(&old).unwrap().ends_with(round));
         }
+    }
+
+    #[test]
+    fn recordings_of_the_same_run_stay_under_their_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let recorded = |since: u64| {
+            let mut file =
+                RecordFile::create(&at("run.mprec"), Some(UNIX_EPOCH + Duration::from_nanos(since))).unwrap();
+            let start = Record::Start { unix_ns: 5, process: 7, program: "test".into() };
+            let mut chunk = Chunk::new(64);
+            chunk.put(&start);
+            file.append(&chunk.seal()).unwrap();
+            file.path().to_owned()
+        };
+        let own = std::process::id();
+        let names = [format!("run.{own}.mprec"), format!("run.{own}.2.mprec")].map(|name| at(&name));
+        // An earlier run's makes room, and those of this one do not.
+        assert_eq!([recorded(5), recorded(6)], [at("run.mprec"), at("run.mprec")]);
+        assert_eq!([recorded(5), recorded(5)], names);
+        assert!(at("run.mprec.old").exists() && !at(&format!("run.{own}.mprec.old")).exists());
     }
 
     #[test]
     fn a_file_that_rotates_is_kept_beside_the_next() {
         let folder = tempfile::tempdir().unwrap();
         let (path, old) = (folder.path().join("run.mprec"), folder.path().join("run.mprec.old"));
-        let mut file = RecordFile::create(&path).unwrap();
+        let mut file = RecordFile::create(&path, None).unwrap();
         for round in [b"1", b"2", b"3"] {
             file.append(round).unwrap();
             file.rotate().unwrap();
@@ -271,7 +319,7 @@ mod tests {
             assert_eq!((std::fs::read(&path).unwrap(), file.len()), (file_head().to_vec(), 12));
         }
         // The next has the lock.
-        assert_ne!(RecordFile::create(&path).unwrap().path(), path);
+        assert_ne!(RecordFile::create(&path, None).unwrap().path(), path);
         // What somebody else put under its name stays.
         std::fs::remove_file(&path).unwrap();
         assert_eq!(file.rotate().unwrap_err().kind(), io::ErrorKind::NotFound);
@@ -282,7 +330,7 @@ mod tests {
     fn a_file_rotates_over_no_file_that_is_no_recording() {
         let folder = tempfile::tempdir().unwrap();
         let (path, old) = (folder.path().join("run.mprec"), folder.path().join("run.mprec.old"));
-        let mut file = RecordFile::create(&path).unwrap();
+        let mut file = RecordFile::create(&path, None).unwrap();
         file.refuse_to_rotate().unwrap();
         std::fs::write(&old, "the year before").unwrap();
         assert!(file.refuse_to_rotate().is_err() && file.rotate().is_err());
@@ -300,15 +348,9 @@ mod tests {
     fn a_file_that_is_being_recorded_to_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run.mprec");
-        let _first = RecordFile::create(&path).unwrap();
-        let second = RecordFile::create(&path).unwrap();
+        let _first = RecordFile::create(&path, None).unwrap();
+        let second = RecordFile::create(&path, None).unwrap();
         let expected = format!("run.{}.mprec", std::process::id());
         assert_eq!(second.path().file_name().unwrap().to_str(), Some(expected.as_str()));
-    }
-
-    #[test]
-    fn the_process_s_number_can_be_in_the_name() {
-        let expected = format!("a-{}-b", std::process::id());
-        assert_eq!(expanded(Path::new("a-%p-b")), Path::new(&expected));
     }
 }

@@ -33,7 +33,7 @@
 // calling thread (`thread`, `note`), without a lock. The `recorder`'s own thread empties all rings twenty times a
 // second, and when one is a quarter full. A thread that finds its ring full empties them itself, unless another thread
 // is at it. The `collector` turns events into records and chunks (`encoder`, `format`), which the writer appends to the
-// file (`file`). Call sites (`labels`) are addresses until then (`stacks`), and the writer looks up their lines
+// file (`file`; `names` has what it is called). Call sites (`labels`) are addresses until then (`stacks`), and the writer looks up their lines
 // (`frames`); or lines that a binding gave (`called_from`).
 //
 // **Order.** The file has each thread's events in the thread's order, and the threads one after another; a reader sorts
@@ -56,10 +56,11 @@ mod chunks;
 mod clock;
 mod collector;
 mod encoder;
-mod file;
+pub(crate) mod file;
 pub mod format;
 mod frames;
 mod labels;
+pub(crate) mod names;
 mod note;
 mod options;
 mod parts;

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::budgets::Amount;
 use crate::log::warn_in_any_case;
@@ -19,6 +20,9 @@ const LIMIT: &str = "MILLPOND_RECORD_LIMIT";
 
 /// The environment variable that lets them keep their last part.
 const ROTATE: &str = "MILLPOND_RECORD_ROTATE";
+
+/// The environment variable that says since when recordings of other processes stay, as nanoseconds since 1970.
+const SINCE: &str = "MILLPOND_RECORD_SINCE";
 
 /// Whether the environment is not asked.
 static IGNORED: AtomicBool = AtomicBool::new(false);
@@ -63,6 +67,8 @@ pub struct Options {
     /// Of the file, or of both where it rotates.
     pub(super) most_bytes: u64,
     pub(super) rotates: bool,
+    /// Recordings that began since then are kept under their names, and not as `PATH.old`.
+    pub(super) keeps_since: Option<SystemTime>,
 }
 
 impl Options {
@@ -71,7 +77,14 @@ impl Options {
     /// that another process is recording to is left alone, and this one's name has the process's number.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         let most_bytes = LARGEST_RECORDING;
-        Self { path: path.into(), call_sites: false, keep: false, most_bytes, rotates: false }
+        Self {
+            path: path.into(),
+            call_sites: false,
+            keep: false,
+            most_bytes,
+            rotates: false,
+            keeps_since: None,
+        }
     }
 
     /// Whether each allocation's call stack is kept, which takes it a microsecond or less, and some for a new one. The recorder's thread looks up the
@@ -112,6 +125,7 @@ impl Options {
     /// What the environment asks for: `MILLPOND_RECORD` is a path, as for [`new`](Self::new), for all pools
     /// until the process ends; with `MILLPOND_RECORD_CALL_SITES=1`, call sites are kept. `MILLPOND_RECORD_LIMIT` is the most that the
     /// file takes; one that cannot be read is not taken for none. `MILLPOND_RECORD_ROTATE=1` keeps the last part.
+    /// With `MILLPOND_RECORD_SINCE`, processes one after another have a file each.
     pub(crate) fn from_environment() -> Option<Self> {
         let path = environment(PATH)?;
         let is_on = |name| environment(name).is_some_and(|value| value != "0");
@@ -122,7 +136,18 @@ impl Options {
                 LARGEST_RECORDING
             })
         });
-        Some(Self { call_sites, keep: true, most_bytes, rotates, ..Self::new(PathBuf::from(path)) })
+        let keeps_since = environment(SINCE).and_then(|text| {
+            let since = text.to_str()?.parse().ok()?;
+            UNIX_EPOCH.checked_add(Duration::from_nanos(since))
+        });
+        Some(Self {
+            call_sites,
+            keep: true,
+            most_bytes,
+            rotates,
+            keeps_since,
+            ..Self::new(PathBuf::from(path))
+        })
     }
 }
 

@@ -12,9 +12,10 @@ use rtrb::Producer;
 use super::clock::{Moment, nanoseconds};
 use super::collector::Collector;
 use super::encoder::{Encoder, Event, Sealed, cut};
-use super::file::{RecordFile, expanded};
+use super::file::RecordFile;
 use super::format::Record;
 use super::labels::WrittenSites;
+use super::names::expanded;
 use super::note::Note;
 use super::options::Options;
 use crate::log::{log, warn_in_any_case};
@@ -124,7 +125,8 @@ impl Recorder {
     /// lets it stay until the process ends, so that pools that come and go share the file. The caller
     /// [leaves](Self::leave) it once.
     pub(super) fn join(options: &Options) -> io::Result<Arc<Self>> {
-        let (keep, requested) = (options.keep, std::path::absolute(expanded(&options.path))?);
+        let (keep, requested) =
+            (options.keep, std::path::absolute(expanded(&options.path, std::process::id()))?);
         let mut open = OPEN.get().lock();
         open.retain(|recorder| recorder.strong_count() > 0);
         let known = open.iter().filter_map(Weak::upgrade).find(|recorder| {
@@ -147,9 +149,12 @@ impl Recorder {
         Ok(recorder)
     }
 
-    fn open(requested: PathBuf, &Options { most_bytes, rotates, .. }: &Options) -> io::Result<Arc<Self>> {
+    fn open(
+        requested: PathBuf,
+        &Options { most_bytes, rotates, keeps_since, .. }: &Options,
+    ) -> io::Result<Arc<Self>> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
-        let file = RecordFile::create(&requested)?;
+        let file = RecordFile::create(&requested, keeps_since)?;
         if rotates {
             file.refuse_to_rotate()?;
         }

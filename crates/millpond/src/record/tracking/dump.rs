@@ -10,9 +10,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::super::chunks::file_head;
 use super::super::clock::{Moment, nanoseconds};
 use super::super::encoder::{Encoder, Event, Kind, cut};
-use super::super::file::expanded;
 use super::super::format::Record;
 use super::super::labels::{WrittenSites, WrittenTags};
+use super::super::names::{expanded, numbered};
 use super::samples::{Held, Sample};
 use crate::device::DevicePtr;
 use crate::out_of_memory::OutOfMemory;
@@ -51,7 +51,7 @@ pub(crate) struct OfPool {
 /// # Errors
 /// The file cannot be made.
 pub(super) fn create(path: &Path) -> io::Result<Option<(std::fs::File, PathBuf)>> {
-    let mut path = expanded(path);
+    let mut path = expanded(path, std::process::id());
     if path.is_dir() {
         path.push(format!("millpond-oom.{}.mprec", std::process::id()));
     }
@@ -64,17 +64,6 @@ pub(super) fn create(path: &Path) -> io::Result<Option<(std::fs::File, PathBuf)>
         }
     }
     Ok(None)
-}
-
-fn numbered(path: &Path, number: u32) -> PathBuf {
-    let Some(stem) = path.file_stem().filter(|_| number > 1) else { return path.to_owned() };
-    let mut name = stem.to_owned();
-    name.push(format!(".{number}"));
-    if let Some(extension) = path.extension() {
-        name.push(".");
-        name.push(extension);
-    }
-    path.with_file_name(name)
 }
 
 /// Writes a dump, or nothing: what a full disk left is removed.
