@@ -974,6 +974,25 @@ fn all_that_is_said_fits_eighty_columns_and_commands_no_terminal() {
 }
 
 #[test]
+fn names_of_a_recording_make_no_lines_and_command_no_terminal() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("evil.pickle");
+    let name = "f\u{1b}]0;mine\u{7}\nmillpond: all is well\u{202e}";
+    let frames = json!([{"name": name, "filename": name, "line": 3}]);
+    let alloc = |at: u64| json!({"action": "alloc", "addr": 4096 * at, "size": 1000, "stream": 0, "frames": frames, "time_us": at});
+    let events: Vec<_> = (1..20).map(alloc).collect();
+    let snapshot = json!({"device_traces": [events], "segments": []});
+    std::fs::write(&path, serde_pickle::to_vec(&snapshot, serde_pickle::SerOptions::new()).unwrap()).unwrap();
+    let path = path.to_str().unwrap();
+    for args in [&["replay", path, "--allocator", "driver"][..], &["leaks", path], &["diff", path, path]] {
+        let said = stdout(&millpond(args));
+        assert!(!said.contains(|c: char| c.is_control() && c != '\n' || c == '\u{202e}'), "{args:?}: {said}");
+        assert!(!said.lines().any(|line| line.starts_with("millpond: all")), "{args:?}: {said}");
+    }
+    assert!(stdout(&millpond(&["leaks", path])).contains("mine"));
+}
+
+#[test]
 fn a_terminal_shows_what_is_being_done() {
     let typescript = tempfile::NamedTempFile::new().unwrap();
     let run = format!(

@@ -1,5 +1,6 @@
 //! One event of a trace, the same whichever program recorded it.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -108,9 +109,19 @@ impl Default for Stacks {
     }
 }
 
+/// A name as it stands in tables: a line break in it is shown, and makes no line.
+pub(crate) fn one_line(name: &str) -> Cow<'_, str> {
+    if name.contains('\n') { name.replace('\n', "\\n").into() } else { name.into() }
+}
+
 impl Stacks {
-    /// Adds a frame. The reader sees to it that equal frames are added once.
-    pub fn add_frame(&mut self, frame: Frame) -> FrameId {
+    /// Adds a frame, whose names are [one line](one_line) each. The reader sees to it that equal frames are added once.
+    pub fn add_frame(&mut self, mut frame: Frame) -> FrameId {
+        for name in [&mut frame.name, &mut frame.file] {
+            if let Cow::Owned(shown) = one_line(name) {
+                *name = shown.into();
+            }
+        }
         self.frames.push(frame);
         FrameId(self.frames.len() as u32 - 1)
     }
@@ -160,6 +171,16 @@ impl Stacks {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_is_one_line() {
+        let mut stacks = Stacks::default();
+        let frame =
+            stacks.add_frame(Frame { name: "f\nmillpond: well".into(), file: "a\n.py".into(), line: 1 });
+        let stack = stacks.add_stack(&[frame]);
+        let names: Vec<_> = stacks.frames(stack).map(|frame| [&*frame.name, &*frame.file]).collect();
+        assert_eq!(names, [["f\\nmillpond: well", "a\\n.py"]]);
+    }
 
     #[test]
     fn a_stack_gives_back_its_own_frames() {

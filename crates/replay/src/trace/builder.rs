@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 
 use super::phase::PhaseBuilder;
 use super::{Block, Moves, Op, OpKind, RecordedOom, Trace};
-use crate::event::{Event, EventKind, Stacks};
+use crate::event::{Event, EventKind, Stacks, one_line};
 use crate::segments::{Segment, SegmentKind, SegmentOp, Segments};
 
 /// Turns [`Event`]s into [`Trace`]s, one for each device.
@@ -152,11 +152,11 @@ impl TraceBuilder {
     /// # Errors
     /// As for [`push`](Self::push).
     pub fn phase(&mut self, device: u32, name: &str, begins: bool, time_us: u64) -> Result<(), TraceError> {
-        let phases = &mut self.device(device)?.phases;
+        let (phases, name) = (&mut self.device(device)?.phases, one_line(name));
         if begins {
-            phases.begin(name, time_us)
+            phases.begin(&name, time_us)
         } else {
-            phases.end(name, time_us)
+            phases.end(&name, time_us)
         }
         Ok(())
     }
