@@ -1,5 +1,6 @@
 //! The names of recordings: of each process that was asked for the same file, and of what a recording took the place of.
 
+use std::fmt::Display;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader};
 use std::os::unix::fs::OpenOptionsExt;
@@ -13,8 +14,12 @@ use super::format::Record;
 /// `run.PROCESS.mprec`, `run.PROCESS.2.mprec` and so on. `%p` becomes the process's number.
 pub fn recording_names(path: &Path, process: u32) -> impl Iterator<Item = PathBuf> + use<> {
     let first = expanded(path, process);
-    let own = with(&first, process);
-    std::iter::once(first).chain((1..).map(move |number| numbered(&own, number)))
+    let asked = first.clone();
+    let own = (1_u32..).map(move |number| match number {
+        1 => with(&asked, process),
+        _ => with(&asked, format_args!("{process}.{number}")),
+    });
+    std::iter::once(first).chain(own)
 }
 
 /// The name that a recording is kept under when another takes its place.
@@ -56,10 +61,10 @@ pub(super) fn numbered(path: &Path, number: u32) -> PathBuf {
     if number > 1 { with(path, number) } else { path.to_owned() }
 }
 
-/// `run.mprec` as `run.NUMBER.mprec`.
-fn with(path: &Path, number: u32) -> PathBuf {
+/// `run.mprec` as `run.LABEL.mprec`.
+fn with(path: &Path, label: impl Display) -> PathBuf {
     let mut name = path.file_stem().unwrap_or_default().to_owned();
-    name.push(format!(".{number}"));
+    name.push(format!(".{label}"));
     if let Some(extension) = path.extension() {
         name.push(".");
         name.push(extension);
