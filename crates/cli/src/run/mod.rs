@@ -218,10 +218,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let Some(recording) = recording else { return outcome(ended) };
     let recordings = recording.by(&told.processes());
     let Some(longest) = recordings.longest() else {
-        remark(&nothing_recorded(args, &recording, &told));
+        remark(&nothing_recorded(args, &told));
         return outcome(ended);
     };
-    if args.record.is_some() {
+    if args.record.is_some() && !recording.is_stream() {
         remark(&format!("millpond: {}", recordings.said()));
     }
     if let Some(page) = &args.report {
@@ -348,15 +348,19 @@ pub(crate) fn preloaded(library: &Path) -> OsString {
 }
 
 /// Why files that were asked for are not there, or are those of an earlier run.
-fn nothing_recorded(args: &RunArgs, recording: &Recorded, told: &Told) -> String {
+fn nothing_recorded(args: &RunArgs, told: &Told) -> String {
     let why = match told.has_pools() {
         true => "a line above says why",
         false => "no pool was asked for GPU memory",
     };
     let mut line = format!("millpond: nothing was recorded: {why}");
     if let Some(file) = &args.record {
-        let earlier = if recording.path().exists() { "is as it was before" } else { "is not there" };
-        line += &format!("; {} {earlier}", file.display());
+        let state = match file.metadata().map(|about| about.len()) {
+            Ok(0) => "is empty",
+            Ok(_) => "is as it was before",
+            Err(_) => "is not there",
+        };
+        line += &format!("; {} {state}", file.display());
     }
     if let Some(page) = &args.report {
         line += &format!("; {} is not written", page.display());

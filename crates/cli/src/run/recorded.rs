@@ -36,9 +36,14 @@ impl Recorded {
         self.began.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos().to_string()
     }
 
-    /// What these processes recorded. A pipe or a device takes what comes, and nobody knows whether it came.
+    /// Whether it is a pipe or a device, which takes what comes. Nobody knows whether it came.
+    pub(super) fn is_stream(&self) -> bool {
+        self.path.metadata().is_ok_and(|about| !about.is_file())
+    }
+
+    /// What these processes recorded.
     pub(super) fn by(&self, processes: &[u32]) -> Recordings {
-        if self.path.metadata().is_ok_and(|about| !about.is_file()) {
+        if self.is_stream() {
             return Recordings { files: vec![self.path.clone()], parts_before: Vec::new() };
         }
         let is_new = |path: &PathBuf| recording_begun(path).is_some_and(|begun| begun >= self.began);

@@ -157,6 +157,15 @@ fn a_file_that_is_no_recording_stops_the_run_before_it_begins() {
 }
 
 #[test]
+fn nobody_says_that_a_device_has_a_recording() {
+    if built().is_none() || !Path::new("/dev/full").exists() {
+        return;
+    }
+    let said = stderr(&ran(&["--record", "/dev/full", "./linked", "leaves"]));
+    assert!(said.contains("cannot record to /dev/full") && !said.contains("recorded to /dev/full"), "{said}");
+}
+
+#[test]
 fn a_report_is_not_read_from_a_pipe() {
     let refused = ran(&["--record", "/dev/null", "--report", "x.html", "true"]);
     assert_eq!(refused.status.code(), Some(2));
