@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use millpond::{Context, HumanBytes, Pool, record};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::shared::{command, keys, millpond, read_json, stderr, stdout};
 
@@ -278,7 +278,6 @@ fn a_program_that_died_is_told_first_what_held_its_memory() {
 
 #[test]
 fn a_history_that_is_not_whole_is_said_first_and_promises_no_card() {
-    use serde_json::json;
     let dir = tempfile::tempdir().unwrap();
     let event = |action: &str, addr: u64| json!({"action": action, "addr": addr, "size": 1 << 20, "stream": 0, "time_us": addr});
     let live = json!({"device": 0, "address": 0, "total_size": 4 << 20, "stream": 0,
