@@ -293,7 +293,7 @@ mod tests {
         let recorded = |since: u64| {
             let mut file =
                 RecordFile::create(&at("run.mprec"), Some(UNIX_EPOCH + Duration::from_nanos(since))).unwrap();
-            let start = Record::Start { unix_ns: 5, process: 7, program: "test".into() };
+            let start = Record::Start { unix_ns: 5, process: 7, program: "test" };
             let mut chunk = Chunk::new(64);
             chunk.put(&start);
             file.append(&chunk.seal()).unwrap();
