@@ -17,7 +17,7 @@ use super::pinned::CudaPinned;
 use crate::device::{
     Advice, AsyncUsage, CaptureId, Device, DeviceError, DeviceIdentity, DevicePtr, DeviceResult, DriverPool,
     EventExport, EventHandle, HostWork, MemoryInfo, PageExport, PageHandle, PeerId, PeerSet, Place,
-    Properties, Residency, StreamHandle, StreamId, invalid,
+    Properties, Residency, StreamHandle, StreamId,
 };
 
 /// What is staged of a copy to pinned memory; for more, the caller waits. The driver stages as much for a GPU's memory
@@ -241,7 +241,8 @@ unsafe impl Device for CudaDevice {
             // It is no part of the capture, but to use it would end that.
             Err(failure) if failure.code == Code::CAPTURE_IMPLICIT => Ok(Some(CaptureId(0))),
             Err(failure) if Code::OF_AN_ENDED_STREAM.contains(&failure.code) => {
-                invalid("cuStreamGetCaptureInfo", "the stream ended, or its context did")
+                let what = "the stream ended, or its context did".to_owned();
+                Err(DeviceError::Invalid { call: "cuStreamGetCaptureInfo", what })
             }
             Err(failure) => Err(failure.into()),
         }
