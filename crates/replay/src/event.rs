@@ -115,7 +115,7 @@ pub(crate) fn one_line(name: &str) -> Cow<'_, str> {
 }
 
 impl Stacks {
-    /// Adds a frame, whose names are [one line](one_line) each. The reader sees to it that equal frames are added once.
+    /// Adds a frame, whose names are made one line each. The reader sees to it that equal frames are added once.
     pub fn add_frame(&mut self, mut frame: Frame) -> FrameId {
         for name in [&mut frame.name, &mut frame.file] {
             if let Cow::Owned(shown) = one_line(name) {
