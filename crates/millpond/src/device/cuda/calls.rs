@@ -241,7 +241,7 @@ unsafe impl Device for CudaDevice {
             // It is no part of the capture, but to use it would end that.
             Err(failure) if failure.code == Code::CAPTURE_IMPLICIT => Ok(Some(CaptureId(0))),
             Err(failure) if Code::OF_AN_ENDED_STREAM.contains(&failure.code) => {
-                let what = "the stream ended, or its context did".to_owned();
+                let what = "the stream ended, or its context did: use another one".to_owned();
                 Err(DeviceError::Invalid { call: "cuStreamGetCaptureInfo", what })
             }
             Err(failure) => Err(failure.into()),
