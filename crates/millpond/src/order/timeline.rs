@@ -531,7 +531,7 @@ impl Timeline {
         // Foreign streams are presented by callers who promise that they are alive, but may have been recycled in between. So may
         // others that are not ours, against their owner's promise, as those of a green context that the program destroys; their
         // calls to the device are few. (One that was met in a capture is kept by the capture's route until its end, and is known by
-        // its handle. So is one that is being captured now, which the driver does not identify.) A thread has another default stream
+        // its handle. So is one that is being captured now. The driver does not identify that.) A thread has another default stream
         // once its own was destroyed, by a reset or at the thread's end.
         if self.promise != Promise::Stays && !self.stream.is_in_capture() {
             // SAFETY: presented by the caller, registered or adopted, so valid by promise.
